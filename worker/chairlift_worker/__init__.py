@@ -1,0 +1,1 @@
+"""The Chairlift worker: queue intake, engine, publisher."""

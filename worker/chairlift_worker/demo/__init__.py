@@ -1,0 +1,1 @@
+"""`chairlift demo`."""

@@ -1,0 +1,1 @@
+"""The engine: scheduler, blocks, sampler, detokenizer. No Redis, no asyncio in here."""

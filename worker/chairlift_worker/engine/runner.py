@@ -1,0 +1,43 @@
+"""The one interface between the engine and a model.
+
+Two implementations: the lean decoder (models/decoder.py) and the transformers fallback
+(models/fallback.py). Both own the paged KV cache that the engine's block ids point into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from chairlift_worker.engine.batch import Chunk
+
+
+class RunnerSpec(NamedTuple):
+    """What the engine has to know of a model."""
+
+    vocab_size: int
+    """Rows of logits have this many columns; a token id is valid iff 0 <= id < vocab_size."""
+    context_tokens: int
+    """Most tokens of one sequence, prompt and output together."""
+    num_blocks: int
+    block_size: int
+    eos_token_ids: frozenset[int]
+
+
+class Runner(Protocol):
+    """Computes logits for a step. Called from the engine's thread only."""
+
+    @property
+    def spec(self) -> RunnerSpec:
+        """Sizes, fixed for the runner's life."""
+        ...
+
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+        """Write the chunks' K and V and return logits [sum of num_logits, vocab_size] in float32.
+
+        Rows follow the chunks' order. `chunks` is never empty; blocks of different chunks that are
+        written to never overlap.
+        """
+        ...

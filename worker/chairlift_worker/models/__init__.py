@@ -1,0 +1,1 @@
+"""Models: loading, the lean decoder, the transformers fallback, the tokenizer and templates."""
