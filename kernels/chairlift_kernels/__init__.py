@@ -1,8 +1,6 @@
-"""The ops a model is computed with. What each promises stands in `reference.py`.
+"""The ops a model is computed with. What each promises stands in `reference.py`."""
 
-CPU tensors take the paths of `cpu.py` where it has one; all others the reference.
-"""
+from chairlift_kernels.dispatch import Attention, paged_attention, prepare_attention
+from chairlift_kernels.reference import rms_norm, rope, silu_mul, write_kv
 
-from chairlift_kernels.reference import paged_attention, rms_norm, rope, silu_mul, write_kv
-
-__all__ = ["paged_attention", "rms_norm", "rope", "silu_mul", "write_kv"]
+__all__ = ["Attention", "paged_attention", "prepare_attention", "rms_norm", "rope", "silu_mul", "write_kv"]
