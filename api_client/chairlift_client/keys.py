@@ -50,7 +50,9 @@ def random_base62(length: int = RANDOM_CHARS) -> str:
     return "".join(secrets.choice(_BASE62) for _ in range(length))
 
 
-def draw_job_id(model: str, partitions: int, *, tenant: str = "", idempotency_key: str | None = None) -> JobId:
+def draw_job_id(
+    model: str, partitions: int, *, tenant: str = "", idempotency_key: str | None = None
+) -> JobId:
     """A new id. With an idempotency key the partition depends on it, so that a repeat meets the first."""
     random = random_base62()
     source = random if idempotency_key is None else f"{tenant}\0{idempotency_key}"
@@ -80,23 +82,33 @@ def check_tenant(name: str) -> str:
 
 def _check(pattern: re.Pattern[str], what: str, name: str) -> str:
     if pattern.fullmatch(name) is None:
-        raise InvalidJob(f"{what} name {name[:120]!r} ({len(name)} characters) does not match {pattern.pattern}")
+        raise InvalidJob(
+            f"{what} name {name[:120]!r} ({len(name)} characters) does not match {pattern.pattern}"
+        )
     return name
 
 
+def shared(namespace: str) -> str:
+    """The prefix of what belongs to no partition: `:models`, `:workers`, `:worker:<id>`.
+
+    A tag of its own, so that one function may touch them together and ACL can isolate a namespace.
+    """
+    return f"cl:{{{namespace}}}"
+
+
 def models(namespace: str) -> str:
-    """Hash: model name → ModelInfo. Its own key (not in a partition): read before any partition is known."""
-    return f"cl:{namespace}:models"
+    """Hash: model name → ModelInfo. Read before any partition is known."""
+    return f"{shared(namespace)}:models"
 
 
 def worker(namespace: str, worker_id: str) -> str:
     """Hash with an expiry: a worker's heartbeat."""
-    return f"cl:{namespace}:worker:{worker_id}"
+    return f"{shared(namespace)}:worker:{worker_id}"
 
 
-def workers_index(namespace: str) -> str:
-    """Sorted set: worker id → time of its last heartbeat (ms)."""
-    return f"cl:{namespace}:workers"
+def workers(namespace: str) -> str:
+    """Sorted set: worker id → until when its last heartbeat counts (ms)."""
+    return f"{shared(namespace)}:workers"
 
 
 def prefix(namespace: str, model: str, partition: int) -> str:

@@ -25,7 +25,9 @@ TERMINAL_STATES: frozenset[JobState] = frozenset(("finished", "failed", "cancell
 FinishReason: TypeAlias = Literal["stop", "length"]
 """`stop`: an end-of-sequence token, a stop id or a stop string. `length`: max_tokens or the context's end."""
 
-FailureCode: TypeAlias = Literal["invalid", "deadline", "queue_timeout", "dead_letter", "numerics", "internal"]
+FailureCode: TypeAlias = Literal[
+    "invalid", "deadline", "queue_timeout", "dead_letter", "numerics", "internal"
+]
 """`invalid`: the job can never run (its message has the numbers). `deadline`, `queue_timeout`: out of time.
 `dead_letter`: it used up its attempts. `numerics`: its logits were not finite. `internal`: our fault."""
 
@@ -205,11 +207,13 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What workers announce of a model, and what the client checks before it submits.
 
     `context_tokens`: prompt and output together. `pool_tokens`: slots of the smallest worker's KV pool.
+    `previous_partitions`: before the last growth; idempotency keys are looked up there too (0: never grown).
     `fingerprint` covers everything that decides a job's tokens: weights, dtype, tokenizer, template, limits.
     """
 
     fingerprint: str
     partitions: int = 1
+    previous_partitions: int = 0
     context_tokens: int = 0
     pool_tokens: int = 0
 

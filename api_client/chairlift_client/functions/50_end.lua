@@ -1,0 +1,97 @@
+-- How an attempt ends. All are fenced by (epoch, owner), and each may be sent twice: the second time
+-- answers 'dup', recognised by the note that the first one left.
+local function fenced(p, id, epoch, worker)
+  local job = read(p, id, 'state', 'epoch', 'owner', 'ended')
+  if is_owner(job[1], job[2], job[3], epoch, worker) then
+    return 'ok'
+  end
+  return job[4] == epoch .. ' ' .. worker and 'dup' or 'lost'
+end
+
+local function note_end(p, id, epoch, worker)
+  redis.call('HSET', job_key(p, id), 'ended', epoch .. ' ' .. worker)
+end
+
+-- finish: worker, id, epoch, seq, state (finished | failed | cancelled), event, result or '', tokens used
+-- → 'ok' | 'dup' | 'lost' | 'gap'
+register('finish', function(keys, args)
+  local p, id, seq, now = keys[1], args[2], tonumber(args[4]), now_ms()
+  local fence = fenced(p, id, args[3], args[1])
+  if fence ~= 'ok' then
+    return fence
+  end
+  local job = read(p, id, 'seq', 'class', 'tenant', 'cost')
+  if seq ~= tonumber(job[1]) + 1 then
+    return 'gap'
+  end
+  note_end(p, id, args[3], args[1])
+  charge(p, job[2], job[3], tonumber(args[8]) - tonumber(job[4]))
+  if args[7] ~= '' then
+    redis.call('HSET', job_key(p, id), 'result', args[7])
+  end
+  end_job(p, id, args[5], seq, args[6], now)
+  measure_rate(p, now)
+  return 'ok'
+end, { 'allow-oom' })
+
+-- fail: worker, id, epoch, reason, most failures, first backoff ms, longest backoff ms, jitter 0..1,
+--       dead letters kept for ms, dead letters kept → 'ok' | 'dead' | 'dup' | 'lost'
+-- A failed attempt whose process lives: tried again later. The jitter comes from the caller, since
+-- random numbers in here are the same after every restart.
+register('fail', function(keys, args)
+  local p, id, now = keys[1], args[2], now_ms()
+  local fence = fenced(p, id, args[3], args[1])
+  if fence ~= 'ok' then
+    return fence
+  end
+  note_end(p, id, args[3], args[1])
+  local failures = redis.call('HINCRBY', job_key(p, id), 'failures', 1)
+  redis.call('HSET', job_key(p, id), 'losses', 0)
+  if failures >= tonumber(args[5]) then
+    bury(p, id, failures .. ' failed attempts, the last: ' .. args[4], now, tonumber(args[9]), tonumber(args[10]))
+    return 'dead'
+  end
+  local job = read(p, id, 'entry', 'queue_ttl', 'result_ttl', 'deadline')
+  release(p, job[1])
+  local backoff = math.min(tonumber(args[7]), tonumber(args[6]) * 2 ^ (failures - 1)) * (0.5 + tonumber(args[8]) / 2)
+  local life = tonumber(job[2]) + tonumber(job[3])
+  redis.call('HDEL', job_key(p, id), 'owner', 'entry')
+  redis.call('HSET', job_key(p, id), 'state', 'delayed')
+  redis.call('ZADD', p .. ':later', now + math.ceil(backoff), id)
+  if tonumber(job[4]) > 0 then
+    redis.call('ZADD', p .. ':expiry', job[4], id)
+    keep(p .. ':expiry', life)
+  end
+  for _, key in ipairs { p .. ':later', job_key(p, id), p .. ':ev:' .. id } do
+    keep(key, life)
+  end
+  count(p, 'delayed', 1)
+  wake(p)
+  return 'ok'
+end, { 'allow-oom' })
+
+-- hand_back: worker, most losses, then for each: id, epoch → for each 'ok' | 'cancelled' | 'dup' | 'lost'
+-- A drain: the job goes on elsewhere and nothing is spent; a suspect stays one.
+register('hand_back', function(keys, args)
+  local p, worker, now, answers = keys[1], args[1], now_ms(), {}
+  for index = 3, #args, 2 do
+    local id, epoch = args[index], args[index + 1]
+    local answer = fenced(p, id, epoch, worker)
+    if answer == 'ok' then
+      note_end(p, id, epoch, worker)
+      local job = read(p, id, 'entry', 'losses', 'cancel')
+      if job[3] then
+        cancel_job(p, id, now)
+        answer = 'cancelled'
+      else
+        local losses = math.max(0, tonumber(job[2]) - 1)
+        release(p, job[1])
+        redis.call('HSET', job_key(p, id), 'losses', losses)
+        redis.call('HDEL', job_key(p, id), 'owner')
+        requeue(p, id, losses, tonumber(args[2]), now)
+      end
+    end
+    answers[#answers + 1] = answer
+  end
+  return answers
+end, { 'allow-oom' })
