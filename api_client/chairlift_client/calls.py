@@ -77,5 +77,15 @@ async def _pipeline(redis: Redis, calls: Sequence[Call[Any]]) -> list[Any]:
     return replies
 
 
+def word(reply: bytes) -> Any:
+    """An answer that is one word."""
+    return reply.decode()
+
+
+def words(reply: Sequence[bytes]) -> Any:
+    """An answer that is a list of words."""
+    return tuple(item.decode() for item in reply)
+
+
 def _is_missing(reply: object) -> bool:
     return isinstance(reply, ResponseError) and "function not found" in str(reply).lower()
