@@ -11,7 +11,7 @@ from chairlift_client.protocol import JobClass, JobState
 EmitAnswer: TypeAlias = Literal["ok", "dup", "lost", "gap"]
 FinishAnswer: TypeAlias = Literal["ok", "dup", "lost", "gap"]
 FailAnswer: TypeAlias = Literal["ok", "dead", "dup", "lost"]
-HandBackAnswer: TypeAlias = Literal["ok", "cancelled", "dup", "lost"]
+HandBackAnswer: TypeAlias = Literal["ok", "dead", "cancelled", "dup", "lost"]
 
 
 class ClaimedJob(NamedTuple):
@@ -136,6 +136,17 @@ def renew(prefix: str, worker: str, lease_ms: int, attempts: Sequence[tuple[str,
     )
 
 
+class RetryPolicy(NamedTuple):
+    """When a failed attempt is tried again, and when it becomes a dead letter."""
+
+    max_failures: int = 3
+    max_losses: int = 3
+    first_backoff_ms: int = 500
+    max_backoff_ms: int = 60_000
+    dead_ttl_ms: int = 14 * 86_400_000
+    dead_count: int = 10_000
+
+
 class ReapReply(NamedTuple):
     """Counts of one sweep; `quiet` while the server is believed to have been away."""
 
@@ -152,7 +163,7 @@ def reap(
     return Call(
         "reap",
         prefix,
-        (lease_ms, max_losses, dead_ttl_ms, dead_count),
+        (lease_ms, policy.max_losses, policy.dead_ttl_ms, policy.dead_count),
         lambda reply: ReapReply(True) if len(reply) == 1 else ReapReply(False, *reply),
     )
 
@@ -179,17 +190,6 @@ def finish(
     return Call("finish", prefix, arguments, word)
 
 
-class RetryPolicy(NamedTuple):
-    """When a failed attempt is tried again, and when it becomes a dead letter."""
-
-    max_failures: int = 3
-    max_losses: int = 3
-    first_backoff_ms: int = 500
-    max_backoff_ms: int = 60_000
-    dead_ttl_ms: int = 14 * 86_400_000
-    dead_count: int = 10_000
-
-
 def fail(
     prefix: str, worker: str, job_id: str, epoch: int, *, reason: str, jitter: float, policy: RetryPolicy
 ) -> Call[FailAnswer]:
@@ -202,10 +202,19 @@ def fail(
 
 
 def hand_back(
-    prefix: str, worker: str, max_losses: int, attempts: Sequence[tuple[str, int]]
+    prefix: str, worker: str, attempts: Sequence[tuple[str, int]], *, policy: RetryPolicy, spent: bool = False
 ) -> Call[tuple[HandBackAnswer, ...]]:
-    """Give attempts up unspent: another worker goes on with them."""
-    arguments: list[Argument] = [worker, max_losses]
+    """Give (job id, epoch) attempts up: another worker goes on with them.
+
+    Unspent in a drain; `spent` when the engine broke down under them, which makes each a suspect.
+    """
+    arguments: list[Argument] = [
+        worker,
+        policy.max_losses,
+        int(spent),
+        policy.dead_ttl_ms,
+        policy.dead_count,
+    ]
     for attempt in attempts:
         arguments.extend(attempt)
     return Call("hand_back", prefix, tuple(arguments), words)

@@ -70,26 +70,36 @@ register('fail', function(keys, args)
   return 'ok'
 end, { 'allow-oom' })
 
--- hand_back: worker, most losses, then for each: id, epoch → for each 'ok' | 'cancelled' | 'dup' | 'lost'
--- A drain: the job goes on elsewhere and nothing is spent; a suspect stays one.
+-- hand_back: worker, most losses, spent (1/0), dead letters kept for ms, dead letters kept, then for each:
+--            id, epoch → for each 'ok' | 'dead' | 'cancelled' | 'dup' | 'lost'
+-- The job goes on elsewhere. A drain spends nothing; a suspect stays one. Spent stands for a loss: the
+-- engine broke down under a batch, and each job of it is a suspect now.
+local function hand_one_back(p, id, max_losses, spent, args, now)
+  local job = read(p, id, 'entry', 'losses', 'cancel')
+  if job[3] then
+    cancel_job(p, id, now)
+    return 'cancelled'
+  end
+  local losses = spent and math.max(1, tonumber(job[2])) or math.max(0, tonumber(job[2]) - 1)
+  if losses >= max_losses then
+    bury(p, id, losses .. ' attempts in a row ended without a new token', now, tonumber(args[4]), tonumber(args[5]))
+    return 'dead'
+  end
+  release(p, job[1])
+  redis.call('HSET', job_key(p, id), 'losses', losses)
+  redis.call('HDEL', job_key(p, id), 'owner')
+  requeue(p, id, losses, max_losses, now)
+  return 'ok'
+end
+
 register('hand_back', function(keys, args)
   local p, worker, now, answers = keys[1], args[1], now_ms(), {}
-  for index = 3, #args, 2 do
+  for index = 6, #args, 2 do
     local id, epoch = args[index], args[index + 1]
     local answer = fenced(p, id, epoch, worker)
     if answer == 'ok' then
       note_end(p, id, epoch, worker)
-      local job = read(p, id, 'entry', 'losses', 'cancel')
-      if job[3] then
-        cancel_job(p, id, now)
-        answer = 'cancelled'
-      else
-        local losses = math.max(0, tonumber(job[2]) - 1)
-        release(p, job[1])
-        redis.call('HSET', job_key(p, id), 'losses', losses)
-        redis.call('HDEL', job_key(p, id), 'owner')
-        requeue(p, id, losses, tonumber(args[2]), now)
-      end
+      answer = hand_one_back(p, id, tonumber(args[2]), args[3] == '1', args, now)
     end
     answers[#answers + 1] = answer
   end
