@@ -1,0 +1,100 @@
+"""Repeating a call to Redis while the trouble is of the kind that passes.
+
+Every operation of Chairlift may be sent twice, so a call whose answer was lost is simply sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import TypeVar
+
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from chairlift_client.errors import ServerUnavailable
+
+T = TypeVar("T")
+
+_REFUSED = (AuthenticationError, AuthorizationError)
+_LOST = (ConnectionError, TimeoutError)
+_ELSEWHERE = (MovedError, AskError, ClusterDownError, MasterDownError, TryAgainError, ReadOnlyError)
+# redis-py before 6 leaves these as plain ResponseErrors outside of its own cluster client.
+_ELSEWHERE_WORDS = ("MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY")
+
+
+class Backoff:
+    """Growing pauses with jitter, so that many clients do not come back in step."""
+
+    def __init__(self, first_s: float = 0.02, last_s: float = 2.0) -> None:
+        self._first_s = first_s
+        self._last_s = last_s
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """The next pause, between half of the current ceiling and all of it."""
+        ceiling_s = self._ceiling_s
+        self._ceiling_s = min(ceiling_s * 2, self._last_s)
+        return ceiling_s * random.uniform(0.5, 1.0)
+
+    def reset(self) -> None:
+        """After a success: the next pause is short again."""
+        self._ceiling_s = self._first_s
+
+
+def is_elsewhere(error: RedisError) -> bool:
+    """The key is served by another node now, or this node is no primary any more."""
+    if isinstance(error, _ELSEWHERE):
+        return True
+    return isinstance(error, ResponseError) and str(error).split(" ", 1)[0] in _ELSEWHERE_WORDS
+
+
+def passes(error: RedisError) -> bool:
+    """Whether the same call may succeed a little later."""
+    if isinstance(error, _REFUSED):
+        return False
+    return isinstance(error, _LOST) or is_elsewhere(error)
+
+
+async def call_with_retry(
+    operation: Callable[[], Awaitable[T]],
+    *,
+    server: str,
+    retry_s: float,
+    on_error: Callable[[RedisError], Awaitable[None]] | None = None,
+) -> T:
+    """What `operation` returns, repeated with backoff while its errors are of the passing kind.
+
+    `server` names the server in messages and must hold no secret. `on_error` runs before each repeat.
+    Raises ServerUnavailable when no call succeeded within `retry_s` seconds, or the credentials are refused.
+    """
+    deadline = monotonic() + retry_s
+    backoff = Backoff()
+    while True:
+        try:
+            return await operation()
+        except RedisError as error:
+            if isinstance(error, _REFUSED):
+                raise ServerUnavailable(f"{server} refuses this user or password: {error}") from error
+            if not passes(error):
+                raise
+            pause_s = backoff.next_s()
+            if monotonic() + pause_s >= deadline:
+                raise ServerUnavailable(f"{server} did not answer within {retry_s:g} s: {error}") from error
+            if on_error is not None:
+                await on_error(error)
+        await asyncio.sleep(pause_s)
