@@ -156,9 +156,7 @@ class ReapReply(NamedTuple):
     cancelled: int = 0
 
 
-def reap(
-    prefix: str, *, lease_ms: int, max_losses: int, dead_ttl_ms: int, dead_count: int
-) -> Call[ReapReply]:
+def reap(prefix: str, *, lease_ms: int, policy: RetryPolicy) -> Call[ReapReply]:
     """Take expired leases away from whoever held them."""
     return Call(
         "reap",
