@@ -1,0 +1,108 @@
+"""The lean decoder's tensors, laid out for few and large products."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from chairlift_client.errors import ModelError
+from chairlift_worker.models.checkpoint import Weights
+from chairlift_worker.models.decoder_shape import DecoderShape
+
+
+class Layer(NamedTuple):
+    """One layer. N is the hidden size, I the intermediate size, Hq and Hkv heads of D dimensions."""
+
+    attention_norm: Tensor  # [N]
+    qkv: Tensor  # [(Hq + 2 * Hkv) * D, N] query, key and value one below the other
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None  # [D]
+    key_norm: Tensor | None  # [D]
+    output: Tensor  # [N, Hq * D]
+    output_bias: Tensor | None
+    mlp_norm: Tensor  # [N]
+    gate_up: Tensor  # [2 * I, N] gate above up
+    gate_up_bias: Tensor | None
+    down: Tensor  # [N, I]
+    down_bias: Tensor | None
+
+
+class DecoderWeights(NamedTuple):
+    """All of a model."""
+
+    embedding: Tensor  # [vocabulary, N]
+    layers: tuple[Layer, ...]
+    norm: Tensor  # [N]
+    head: Tensor  # [vocabulary, N], the embedding itself where they are tied
+
+
+def load_weights(
+    stored: Weights, shape: DecoderShape, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Take every tensor of the model; ModelError for one missing, misshapen or left over."""
+    reader = _Reader(stored, dtype, device)
+    vocabulary = (shape.vocab_size, shape.hidden_size)
+    embedding = reader.take("model.embed_tokens.weight", *vocabulary)
+    weights = DecoderWeights(
+        embedding=embedding,
+        layers=tuple(_load_layer(reader, shape, index) for index in range(len(shape.layers))),
+        norm=reader.take("model.norm.weight", shape.hidden_size),
+        head=embedding if shape.tied_embeddings else reader.take("lm_head.weight", *vocabulary),
+    )
+    _check_all_taken(stored, shape)
+    return weights
+
+
+class _Reader:
+    """Takes tensors in one dtype to one device."""
+
+    def __init__(self, stored: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self._stored, self._dtype, self._device = stored, dtype, device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self._stored.take(name, shape, self._dtype, self._device)
+
+    def stack(self, names: list[str], rows: list[int], columns: int) -> Tensor:
+        """Matrices [row, columns] one below the other."""
+        parts = [self.take(f"{name}.weight", row, columns) for name, row in zip(names, rows, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def bias(self, present: bool, names: list[str], rows: list[int]) -> Tensor | None:
+        if not present:
+            return None
+        return torch.cat([self.take(f"{name}.bias", row) for name, row in zip(names, rows, strict=True)])
+
+
+def _load_layer(reader: _Reader, shape: DecoderShape, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    query_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    qkv = [f"{attention}.{name}_proj" for name in "qkv"], [query_rows, kv_rows, kv_rows]
+    output = [f"{attention}.o_proj"], [shape.hidden_size]
+    gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [shape.intermediate_size] * 2
+    down = [f"{mlp}.down_proj"], [shape.hidden_size]
+    return Layer(
+        attention_norm=reader.take(f"{prefix}.input_layernorm.weight", shape.hidden_size),
+        qkv=reader.stack(*qkv, shape.hidden_size),
+        qkv_bias=reader.bias(shape.qkv_bias, *qkv),
+        query_norm=reader.take(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+        key_norm=reader.take(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
+        output=reader.stack(*output, query_rows),
+        output_bias=reader.bias(shape.output_bias, *output),
+        mlp_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
+        gate_up=reader.stack(*gate_up, shape.hidden_size),
+        gate_up_bias=reader.bias(shape.mlp_bias, *gate_up),
+        down=reader.stack(*down, shape.intermediate_size),
+        down_bias=reader.bias(shape.mlp_bias, *down),
+    )
+
+
+def _check_all_taken(stored: Weights, shape: DecoderShape) -> None:
+    """A tensor nobody took would mean that the model computes something this decoder does not."""
+    left = [name for name in stored.untaken if not name.endswith("rotary_emb.inv_freq")]
+    if shape.tied_embeddings:
+        left = [name for name in left if name != "lm_head.weight"]
+    if left:
+        raise ModelError(f"the config has no place for {len(left)} of the stored tensors: {left[0]!r}, ...")
