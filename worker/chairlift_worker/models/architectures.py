@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chairlift_client.errors import ModelError
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from chairlift_client.errors import ModelError
 
 _PAGEABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "dense", "sparse"})
 """Layer types that keep nothing but K and V ("dense" and "sparse" speak of the feed-forward part)."""

@@ -17,7 +17,9 @@ from chairlift_worker.models.architectures import architecture_name, context_tok
 
 _IMPLEMENTATION = "chairlift_probe"
 _FOUND = "chairlift_attention_calls"
-_NUM_TOKENS, _POISONED = 3, 1
+_TOKENS = (3, 4, 5)
+"""Any would do that are not padding, which some models count positions by."""
+_NUM_TOKENS, _POISONED = len(_TOKENS), 1
 
 _NO_WINDOW, _UNKNOWN_MASK = 0, -1
 
@@ -69,19 +71,23 @@ def probe_attention(model: PreTrainedModel) -> ProbeResult:
     name = architecture_name(model.config)
     for module in model.modules():
         setattr(module, _FOUND, [])
-    logits = _run_poisoned(model)
+    positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
+    logits = _run_poisoned(model, positions)
     layers = [_layer(name, module) for module in model.modules() if getattr(module, _FOUND)]
+    by_default = _run_poisoned(model, None)
     for module in model.modules():
         delattr(module, _FOUND)
     if not layers:
         raise unsupported(name, "no layer called transformers' attention interface")
-    if not logits[0, torch.arange(_NUM_TOKENS) != _POISONED].isfinite().all():
+    if not logits.isfinite().all():
         raise unsupported(name, "tokens reach each other by more than attention, as convolutions do")
+    if not torch.allclose(logits, by_default, rtol=1e-2, atol=1e-2):
+        raise unsupported(name, "it does not count positions from 0")
     return ProbeResult(layers, logits.shape[-1])
 
 
-def _run_poisoned(model: PreTrainedModel) -> Tensor:
-    """Logits [1, 3, vocabulary] of three tokens, the middle one's embedding being NaN.
+def _run_poisoned(model: PreTrainedModel, positions: Tensor | None) -> Tensor:
+    """Logits [2, vocabulary] of the outer two of three tokens, the middle one's embedding being NaN.
 
     Whatever mixes tokens outside the attention carries the NaN to a neighbour, however little it mixes.
     """
@@ -93,11 +99,11 @@ def _run_poisoned(model: PreTrainedModel) -> Tensor:
 
     hook = model.get_input_embeddings().register_forward_hook(poison)
     try:
-        row = torch.arange(_NUM_TOKENS, device=model.device)[None]
-        logits: Tensor = model(input_ids=row, position_ids=row, use_cache=False).logits
+        tokens = torch.tensor([_TOKENS], device=model.device)
+        logits: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     finally:
         hook.remove()
-    return logits
+    return logits[0, torch.arange(_NUM_TOKENS) != _POISONED].float()
 
 
 def _record_call(
@@ -127,7 +133,8 @@ def _record_call(
             arguments=frozenset(key for key, value in arguments.items() if _matters(value)),
         )
     )
-    return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2), None
+    own_values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return own_values.transpose(1, 2).contiguous(), None
 
 
 def _matters(value: object) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import torch
-from chairlift_client.errors import ModelError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from chairlift_client.errors import ModelError
 from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
 from chairlift_worker.models.architectures import check_architecture, context_tokens, read_config
@@ -25,8 +25,11 @@ from chairlift_worker.models.paged_layers import CurrentStep, PagedLayer, attach
 class FallbackRunner:
     """A transformers model and its paged KV cache. Implements `engine.runner.Runner`."""
 
-    def __init__(self, model: PreTrainedModel, step: CurrentStep, spec: RunnerSpec) -> None:
+    def __init__(
+        self, model: PreTrainedModel, pages: tuple[PagedLayer, ...], step: CurrentStep, spec: RunnerSpec
+    ) -> None:
         self._model = model
+        self._pages = pages
         self._step = step
         self._spec = spec
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -44,18 +47,22 @@ class FallbackRunner:
         model = _load_model(folder, config, dtype).to(device)
         probe = probe_attention(model)
         step = CurrentStep()
-        pages = [
+        pages = tuple(
             PagedLayer(layer, step, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
             for layer in probe.layers
-        ]
-        modules = [layer.module for layer in probe.layers]
-        attach_layers(model, list(zip(modules, pages, strict=True)))
-        return cls(model, step, _spec(model, probe, num_blocks, block_size))
+        )
+        attach_layers(model, pages)
+        return cls(model, pages, step, _spec(model, probe, num_blocks, block_size))
 
     @property
     def spec(self) -> RunnerSpec:
         """Sizes, fixed for the runner's life."""
         return self._spec
+
+    @property
+    def pages(self) -> tuple[PagedLayer, ...]:
+        """The paged KV cache, one entry a layer."""
+        return self._pages
 
     @torch.inference_mode()
     def forward(self, chunks: Seq[Chunk]) -> Tensor:

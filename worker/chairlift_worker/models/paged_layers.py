@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from chairlift_kernels import paged_attention, write_kv
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from chairlift_kernels import paged_attention, write_kv
 from chairlift_worker.engine.batch import Batch
 from chairlift_worker.models.attention_probe import AttentionLayer
 
@@ -43,6 +43,7 @@ class PagedLayer:
         shape = (num_blocks, block_size, layer.num_kv_heads, layer.head_dim)
         self.key_cache = torch.zeros(shape, dtype=dtype, device=device)
         self.value_cache = torch.zeros(shape, dtype=dtype, device=device)
+        self.module = layer.module
         self._window = layer.window
         self._step = step
 
@@ -74,14 +75,14 @@ class PagedLayer:
         )
 
 
-def attach_layers(model: PreTrainedModel, layers: list[tuple[nn.Module, PagedLayer]]) -> None:
+def attach_layers(model: PreTrainedModel, layers: tuple[PagedLayer, ...]) -> None:
     """From now on the model's attention runs on these pages.
 
     No mask function is registered under this name, which tells transformers to build no mask.
     """
     AttentionInterface.register(_IMPLEMENTATION, _attend)
-    for module, layer in layers:
-        setattr(module, _LAYER, layer)
+    for layer in layers:
+        setattr(layer.module, _LAYER, layer)
     model.set_attn_implementation(_IMPLEMENTATION)
 
 
