@@ -47,7 +47,7 @@ def draw_document(rng: Random) -> Document:
 def draw_exchange(rng: Random) -> Exchange:
     """Draw one question with its answer, of any kind and language."""
     kinds = (_ask_story, _ask_about_story, _ask_fact, _ask_count, _ask_emoji, _ask_foreign, _ask_fixed)
-    return rng.choices(kinds, weights=(5, 6, 3, 1, 1, 5, 3))[0](rng)
+    return rng.choices(kinds, weights=(5, 5, 3, 2, 2, 5, 2))[0](rng)
 
 
 def _any_story(rng: Random) -> str:
@@ -59,11 +59,11 @@ def _any_story(rng: Random) -> str:
         return stories.chinese_story(rng, pick(rng, words.CHINESE_NAMES), animal)
     if language == "ar":
         return stories.arabic_story(rng, pick(rng, words.ARABIC_NAMES), animal)
-    return stories.english_story(rng, rng.choice(words.NAMES), animal).text
+    return stories.english_story(rng, stories.hero_name(rng), animal).text
 
 
 def _ask_story(rng: Random) -> Exchange:
-    name, animal = rng.choice(words.NAMES), rng.choice(words.ANIMALS)
+    name, animal = stories.hero_name(rng), rng.choice(words.ANIMALS)
     question = rng.choice(
         (
             f"Tell me a story about a {animal.name} named {name}.",
@@ -77,8 +77,9 @@ def _ask_story(rng: Random) -> Exchange:
 
 def _ask_about_story(rng: Random) -> Exchange:
     """Ask about the last of one to three stories, which makes the long prompts."""
-    heroes = rng.sample(words.NAMES, 3)[: rng.choices((1, 2, 3), weights=(5, 3, 2))[0]]
-    told = [stories.english_story(rng, hero, rng.choice(words.ANIMALS)) for hero in heroes]
+    num_stories = rng.choices((1, 2, 3), weights=(5, 3, 2))[0]
+    heroes = {stories.hero_name(rng): rng.choice(words.ANIMALS) for _ in range(num_stories)}
+    told = [stories.english_story(rng, hero, animal) for hero, animal in heroes.items()]
     text = "\n\n".join(story.text for story in told)
     last = told[-1]
     question, answer = rng.choice(
@@ -99,12 +100,14 @@ def _ask_about_story(rng: Random) -> Exchange:
 
 def _ask_fact(rng: Random) -> Exchange:
     animal = rng.choice(words.ANIMALS)
-    name = animal.name
+    name, home, food, sound = animal.name, animal.home, animal.food, animal.sound
     facts = {
-        f"Where does the {name} live?": f"The {name} lives in the {animal.home}. There it can sleep, play and look for {animal.food}.",
-        f"What does the {name} eat?": f"The {name} likes to eat {animal.food}. It looks for food near the {animal.home}.",
-        f"What does the {name} say?": f'The {name} says "{animal.sound}, {animal.sound}!" when it is happy. {animal.emoji}',
-        f"What color is the {name}?": f"The {name} is {animal.color}. You can see it in the {animal.home}.",
+        f"Where does the {name} live?": (
+            f"The {name} lives in the {home}. There it can sleep, play and look for {food}."
+        ),
+        f"What does the {name} eat?": f"The {name} likes to eat {food}. It looks for food near the {home}.",
+        f"What does the {name} say?": f'The {name} says "{sound}, {sound}!" when it is happy. {animal.emoji}',
+        f"What color is the {name}?": f"The {name} is {animal.color}. You can see it in the {home}.",
         f"Tell me about the {name}.": _describe(animal),
     }
     return Exchange(*rng.choice(list(facts.items())))
@@ -112,8 +115,8 @@ def _ask_fact(rng: Random) -> Exchange:
 
 def _describe(animal: Animal) -> str:
     return (
-        f"The {animal.name} is a {animal.color} animal. It lives in the {animal.home} and eats {animal.food}. "
-        f'It says "{animal.sound}". {animal.emoji}'
+        f"The {animal.name} is a {animal.color} animal. It lives in the {animal.home} and eats "
+        f'{animal.food}. It says "{animal.sound}". {animal.emoji}'
     )
 
 
@@ -128,8 +131,8 @@ def _ask_emoji(rng: Random) -> Exchange:
     if rng.random() < 0.5:
         return Exchange(f"What is {animal.emoji}?", f"{animal.emoji} is a {animal.name}. {_describe(animal)}")
     return Exchange(
-        f"Draw a {animal.name} with emoji.",
-        f"🌳🌳{animal.emoji}🌳🌳 Here is a {animal.name} in the trees. {animal.emoji}{animal.emoji}",
+        f"Draw one {animal.name} with emoji.",
+        f"🌳🌳{animal.emoji}🌳🌳 Here is one {animal.name} in the trees. {animal.emoji}{animal.emoji}",
     )
 
 

@@ -1,7 +1,7 @@
 """Short stories from templates, in four languages: the plain text of the corpus.
 
-Choices are weighted so that the first option of each is clearly the likeliest. A model trained on them has a clear
-favourite at every branch, hence few near ties between its top two logits.
+Choices are weighted so that the first option of each is clearly the likeliest. A model trained on them has a
+clear favourite at every branch, hence few near ties between its top two logits.
 """
 
 from __future__ import annotations
@@ -30,17 +30,29 @@ def pick(rng: Random, options: Sequence[T], ratio: float = 0.7) -> T:
     return rng.choices(options, weights=[ratio**rank for rank in range(len(options))])[0]
 
 
+def invent_name(rng: Random) -> str:
+    """Make up a name that no list holds: a model can only learn to copy it."""
+    syllables = ("ba", "do", "fi", "ka", "lu", "me", "no", "ri", "su", "ta", "ve", "zo")
+    return "".join(rng.choices(syllables, k=rng.choice((2, 3)))).capitalize()
+
+
+def hero_name(rng: Random) -> str:
+    """Name an English hero: half of them from the list, half made up."""
+    return rng.choice(words.NAMES) if rng.random() < 0.5 else invent_name(rng)
+
+
 def english_story(rng: Random, hero: str, animal: Animal) -> Story:
     """Tell one of four plots about the hero."""
     plot = pick(rng, (_lost_thing, _storm, _race, _gift), 0.9)
     body, summary = plot(rng, hero, animal)
+    kind = animal.name
     home = pick(rng, words.PLACES)
     opening = pick(
         rng,
         (
-            f"Once upon a time, there was a little {animal.name} named {hero}. {hero} lived in the {animal.home}.",
-            f"{hero} was a small {animal.name} with a big heart. Every day {hero} walked to the {home}.",
-            f"In a quiet {home}, there lived a {animal.color} {animal.name}. The name of the {animal.name} was {hero}.",
+            f"Once upon a time, there was a little {kind} named {hero}. {hero} lived in the {animal.home}.",
+            f"{hero} was a small {kind} with a big heart. Every day {hero} walked to the {home}.",
+            f"In a quiet {home}, there lived a {animal.color} {kind}. The name of the {kind} was {hero}.",
         ),
         0.5,
     )
@@ -50,6 +62,8 @@ def english_story(rng: Random, hero: str, animal: Animal) -> Story:
 
 def _friend(rng: Random, hero: str, animal: Animal) -> tuple[str, str]:
     name = pick(rng, [name for name in words.NAMES if name != hero])
+    if rng.random() < 0.3:
+        name = invent_name(rng)
     kind = pick(rng, [other.name for other in words.ANIMALS if other != animal])
     return name, kind
 

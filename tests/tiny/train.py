@@ -1,6 +1,6 @@
 """Train the tiny Llama that the tests run on: `PYTHONPATH=tests python -m tiny.train`.
 
-Everything follows from the seed: corpus, tokenizer, first weights, order of the batches. One core, some minutes.
+Everything follows from the seed: corpus, tokenizer, first weights, order of the batches. One core, minutes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(num_documents: int) -> PreTrainedTokenizerFast:
-    """Learn a byte-level BPE from the corpus: any text survives the round trip, rare letters as several tokens."""
+    """Learn a byte-level BPE from the corpus: any text survives the round trip."""
     rng = Random(SEED)
     documents = (draw_document(rng) for _ in range(num_documents))
     texts = (
@@ -96,7 +96,7 @@ def encode_document(tokenizer: PreTrainedTokenizerFast, document: Document) -> l
 
 
 def pack_row(tokenizer: PreTrainedTokenizerFast, rng: Random, length: int) -> list[int]:
-    """Fill one row with whole documents, the last one cut: every row begins as a prompt does, at position 0."""
+    """Fill one row with whole documents, the last one cut: each begins as a prompt does, at position 0."""
     row: list[int] = []
     while len(row) < length:
         row += encode_document(tokenizer, draw_document(rng))
@@ -137,18 +137,14 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 50 == 0 or step + 1 == num_steps:
-            recent = losses[-50:]
-            print(
-                f"step {step + 1:5d}  loss {sum(recent) / len(recent):.4f}  {time.monotonic() - begin:4.0f} s",
-                flush=True,
-            )
+            recent = sum(losses[-50:]) / len(losses[-50:])
+            print(f"step {step + 1:5d}  loss {recent:.4f}  {time.monotonic() - begin:4.0f} s", flush=True)
     model.eval()
     return losses
 
 
 def train_and_save(folder: Path, num_steps: int, num_tokenizer_documents: int = 4000) -> list[float]:
     """Train tokenizer and model, save both in `folder` and return the losses."""
-    torch.set_num_threads(1)
     tokenizer = train_tokenizer(num_tokenizer_documents)
     model = build_model(tokenizer)
     print(f"{model.num_parameters()} parameters, {len(tokenizer)} tokens")
@@ -162,8 +158,9 @@ def main() -> None:
     """Train from the command line; by default into the folder that the tests read."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(__file__).parent / "model")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=4000)
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     train_and_save(arguments.folder, arguments.steps)
 
 
