@@ -1,0 +1,71 @@
+"""From a config to a running worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+import socket
+
+import torch
+
+from chairlift_client import keys
+from chairlift_client.connection import Shards
+from chairlift_worker.config import WorkerConfig
+from chairlift_worker.engine.engine import Engine
+from chairlift_worker.engine.request import EngineConfig
+from chairlift_worker.models.loading import LoadedModel, load_model
+from chairlift_worker.server_check import check_policy
+from chairlift_worker.service import Worker
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SEQUENCE_TOKENS = 1024
+
+
+async def run_worker(config: WorkerConfig) -> None:
+    """Serve until SIGTERM or SIGINT. Raises one of our errors for what an operator can mend."""
+    torch.set_num_threads(config.threads or default_threads())
+    async with await Shards.open(config.redis_url) as shards:
+        await check_policy(shards)
+        model = await asyncio.to_thread(load, config)
+        worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, worker.drain)
+        loop.add_signal_handler(signal.SIGINT, worker.stop_now)
+        await worker.run()
+
+
+def load(config: WorkerConfig) -> LoadedModel:
+    """The model, with a KV pool of the configured size."""
+    return load_model(
+        config.model,
+        kv_tokens=config.kv_tokens or config.max_num_seqs * DEFAULT_SEQUENCE_TOKENS,
+        context_tokens=config.context_tokens,
+        block_size=config.block_size,
+        dtype=config.dtype,
+        device=config.device,
+    )
+
+
+def make_engine(config: WorkerConfig, model: LoadedModel) -> Engine:
+    """The engine that goes with the config."""
+    limits = EngineConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_step_tokens=max(config.max_step_tokens, config.max_num_seqs),
+        max_chunk_tokens=config.max_step_tokens,
+    )
+    return Engine(model.runner, model.tokenizer, limits)
+
+
+def draw_worker_id(config: WorkerConfig) -> str:
+    """Readable, and never the same twice: it is the owner in the fence."""
+    base = config.worker_id or f"{socket.gethostname()}-{os.getpid()}"
+    return f"{re.sub('[^A-Za-z0-9_-]', '-', base)[:64]}-{keys.random_base62(8)}"
+
+
+def default_threads() -> int:
+    """One for each core but one, which is left to the event loop where there is more than one."""
+    return max(1, len(os.sched_getaffinity(0)) - 1)

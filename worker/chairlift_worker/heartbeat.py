@@ -1,0 +1,117 @@
+"""How a worker makes itself known: its model to clients, its limits to every shard, its health to operators."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from redis.exceptions import RedisError
+
+from chairlift_client import calls, keys
+from chairlift_client.connection import Shards
+from chairlift_client.errors import ModelError, ServerUnavailable
+from chairlift_client.worker_operations import Announcement, announce, open_partition
+from chairlift_worker.config import WorkerConfig
+from chairlift_worker.engine.request import StepStats
+from chairlift_worker.engine.runner import RunnerSpec
+from chairlift_worker.queue.attempts import Board
+
+log = logging.getLogger(__name__)
+
+BEATS_PER_TTL = 3
+
+
+class Heartbeat:
+    """Announces the worker again and again; three missed beats, and it counts as gone."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        spec: RunnerSpec,
+        fingerprint: str,
+        shards: Shards,
+        worker_id: str,
+        board: Board,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._fingerprint = fingerprint
+        self._shards = shards
+        self._worker_id = worker_id
+        self._board = board
+        self._started_at = time.time()
+        self.last_step: StepStats | None = None
+        self.num_tokens = 0
+
+    async def announce(self) -> int:
+        """One beat; how many partitions the model has. ModelError if another fingerprint is alive."""
+        shared = keys.shared(self._config.namespace)
+        call = announce(
+            shared,
+            self._worker_id,
+            BEATS_PER_TTL * self._config.lease_ms,
+            self._config.model_name,
+            self._fingerprint,
+            partitions=self._config.partitions,
+            context_tokens=self._spec.context_tokens,
+            pool_tokens=pool_tokens(self._spec),
+            heartbeat=self._fields(),
+        )
+        answer: Announcement = await self._shards.call(shared, lambda shard: calls.run(shard.redis, call))
+        if answer.fingerprint is not None:
+            raise ModelError(
+                f"model name {self._config.model_name!r} is served with fingerprint {answer.fingerprint} by live "
+                f"workers, this one has {self._fingerprint}: stop those, or serve this one under another --name"
+            )
+        return answer.partitions
+
+    async def run(self) -> None:
+        """Beat for ever."""
+        while True:
+            await asyncio.sleep(self._config.lease_s)
+            try:
+                await self.announce()
+            except (RedisError, ServerUnavailable, ModelError) as error:
+                log.warning("heartbeat: %s", error)
+
+    def _fields(self) -> dict[str, str | int | float]:
+        step = self.last_step
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("chairlift"),
+            "started_ms": round(self._started_at * 1000),
+            "state": "draining" if self._board.closed else "ready",
+            "on_board": len(self._board),
+            "max_num_seqs": self._config.max_num_seqs,
+            "num_blocks": self._spec.num_blocks,
+            "used_blocks": step.num_owned_blocks if step else 0,
+            "steps": step.step if step else 0,
+            "tokens": self.num_tokens,
+        }
+
+
+def pool_tokens(spec: RunnerSpec) -> int:
+    """Slots of the KV pool."""
+    return spec.num_blocks * spec.block_size
+
+
+async def open_partitions(
+    config: WorkerConfig, spec: RunnerSpec, shards: Shards, prefixes: Sequence[str]
+) -> None:
+    """Tell every partition what submit has to check."""
+    for prefix in prefixes:
+        call = open_partition(
+            prefix,
+            context_tokens=spec.context_tokens,
+            pool_tokens=pool_tokens(spec),
+            max_waiting=config.max_waiting,
+            max_bytes=config.max_queue_bytes,
+            max_tenant_jobs=config.max_tenant_jobs,
+        )
+        await shards.call(prefix, lambda shard, call=call: calls.run(shard.redis, call))  # type: ignore[misc]

@@ -1,0 +1,42 @@
+"""From a claimed job to a request that the engine can run: decode, check, render, tokenize, replay.
+
+Runs in a thread of its own, off the event loop and off the engine's thread.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from chairlift_client.checks import check_body
+
+from chairlift_client.errors import InvalidJob
+from chairlift_client.protocol import JobBody, decode_body
+from chairlift_worker.engine.request import EngineRequest
+from chairlift_worker.models.tokenizer import ChatTokenizer
+from chairlift_worker.queue.attempts import Attempt
+
+
+def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineRequest:
+    """The request of an attempt, whose body is set on it. Raises InvalidJob for what can never run."""
+    try:
+        body = decode_body(attempt.job.body)
+    except msgspec.MsgspecError as error:
+        raise InvalidJob(f"the job's body does not follow the schema: {error}") from error
+    attempt.body = body
+    check_body(body)
+    return EngineRequest(
+        job_id=attempt.key,
+        prompt_token_ids=_prompt(body, tokenizer, attempt.job.submitted_ms),
+        sampling=body.sampling,
+        seed=attempt.job.seed,
+        logged_token_ids=attempt.logged_token_ids,
+        deadline_ms=attempt.job.deadline_ms or None,
+        order=order,
+    )
+
+
+def _prompt(body: JobBody, tokenizer: ChatTokenizer, submitted_ms: int) -> tuple[int, ...]:
+    if body.messages is not None:
+        return tuple(tokenizer.render(body.messages, submitted_ms))
+    if body.prompt is not None:
+        return tuple(tokenizer.encode_prompt(body.prompt))
+    return body.token_ids or ()

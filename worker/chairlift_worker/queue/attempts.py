@@ -1,0 +1,132 @@
+"""The attempts that this worker holds, and how many more it may take.
+
+One `Attempt` from claim to end. The board owns them; only the event loop's thread touches it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from chairlift_client.protocol import JobBody, LoggedEvent, Tokens, Usage, decode_event
+from chairlift_client.worker_operations import ClaimedJob
+
+
+class Attempt:
+    """One job on board. `seq` is that of the last event made for it, sent or not."""
+
+    __slots__ = ("body", "first_token_ms", "job", "log", "num_logged", "prefix", "prompt", "proven", "seq")
+
+    def __init__(self, prefix: str, job: ClaimedJob) -> None:
+        self.prefix = prefix
+        self.job = job
+        self.seq = job.seq
+        self.log: tuple[LoggedEvent, ...] = tuple(decode_event(event) for event in job.log)
+        tokens = [event for event in self.log if isinstance(event, Tokens)]
+        self.first_token_ms = tokens[0].at_ms if tokens else 0
+        self.prompt: Usage | None = tokens[0].prompt if tokens else None
+        self.num_logged = sum(len(choice.token_ids) for event in tokens for choice in event.choices)
+        self.proven = False
+        """This attempt has made a token: the job did not kill its worker."""
+        self.body: JobBody | None = None
+
+    @property
+    def key(self) -> str:
+        """What the engine knows it by: the job and the epoch, so that two attempts never meet."""
+        return f"{self.job.job_id} {self.job.epoch}"
+
+    @property
+    def logged_token_ids(self) -> tuple[int, ...]:
+        """Output tokens in the log, held-back ones included: where this attempt goes on."""
+        return tuple(
+            token
+            for event in self.log
+            if isinstance(event, Tokens)
+            for choice in event.choices
+            for token in choice.token_ids
+        )
+
+    @property
+    def logged_text(self) -> str:
+        """The text that subscribers have seen."""
+        return "".join(
+            choice.text for event in self.log if isinstance(event, Tokens) for choice in event.choices
+        )
+
+    @property
+    def is_suspect(self) -> bool:
+        """Its last lease was lost without a new token, and it has not shown one since."""
+        return self.job.losses > 1 and not self.proven
+
+    @property
+    def rides_alone(self) -> bool:
+        """Nothing may board beside it."""
+        return self.job.alone and not self.proven
+
+    def next_seq(self) -> int:
+        """The seq of a new event."""
+        self.seq += 1
+        return self.seq
+
+
+class Board:
+    """Attempts by key, and the free capacity."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._attempts: dict[str, Attempt] = {}
+        self._reserved = 0
+        self.closed = False
+        """Draining: no more boarding."""
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(tuple(self._attempts.values()))
+
+    def get(self, key: str) -> Attempt | None:
+        """The attempt, or None when it is no longer held."""
+        return self._attempts.get(key)
+
+    def find(self, job_id: str) -> Attempt | None:
+        """The attempt of a job."""
+        return next((attempt for attempt in self if attempt.job.job_id == job_id), None)
+
+    def add(self, attempt: Attempt) -> None:
+        """Take it on board. An older attempt of the same job is the caller's to drop."""
+        self._attempts[attempt.key] = attempt
+
+    def drop(self, key: str) -> Attempt | None:
+        """Let it go; None if it was not here."""
+        return self._attempts.pop(key, None)
+
+    def reserve(self, share: int | None = None) -> int:
+        """Set places aside for a claim under way; give them back with `unreserve`."""
+        free = self.free_places
+        taken = free if share is None else min(free, share)
+        self._reserved += taken
+        return taken
+
+    def unreserve(self, places: int) -> None:
+        """The claim is answered."""
+        self._reserved -= places
+
+    @property
+    def free_places(self) -> int:
+        """How many jobs may be claimed now."""
+        if self.closed or any(attempt.rides_alone for attempt in self):
+            return 0
+        return max(0, self._places - len(self._attempts) - self._reserved)
+
+    @property
+    def carries_suspect(self) -> bool:
+        """At most one suspect rides with a worker."""
+        return any(attempt.is_suspect for attempt in self)
+
+    def by_prefix(self) -> dict[str, list[Attempt]]:
+        """Attempts by partition."""
+        groups: dict[str, list[Attempt]] = defaultdict(list)
+        for attempt in self:
+            groups[attempt.prefix].append(attempt)
+        return groups

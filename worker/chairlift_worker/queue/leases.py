@@ -1,0 +1,111 @@
+"""Leases: renewed by heartbeat in a task of their own, so that a long engine step cannot lose one; and the
+reaper, which takes them away from workers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from redis.exceptions import RedisError
+
+from chairlift_client import calls
+from chairlift_client.connection import Shards
+from chairlift_client.errors import ServerUnavailable
+from chairlift_client.worker_operations import ReapReply, RenewReply, RetryPolicy, reap, renew, tidy
+from chairlift_worker.queue.attempts import Attempt, Board
+
+log = logging.getLogger(__name__)
+
+TIDY_EVERY_S = 60.0
+_TROUBLE = (RedisError, ServerUnavailable, TimeoutError)
+
+
+class LeaseKeeper:
+    """Renews the board's attempts every third of a lease, and reaps at the same pace."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        prefixes: Sequence[str],
+        worker: str,
+        *,
+        lease_ms: int,
+        policy: RetryPolicy,
+        board: Board,
+        on_lost: Callable[[Attempt], None],
+        on_cancelled: Callable[[Attempt], None],
+    ) -> None:
+        self._shards = shards
+        self._prefixes = prefixes
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._policy = policy
+        self._board = board
+        self._on_lost = on_lost
+        self._on_cancelled = on_cancelled
+        self._renewed_at: dict[str, float] = {}
+
+    async def keep(self) -> None:
+        """Renew, for ever. What cannot be renewed for a whole lease is no longer ours and is dropped."""
+        while True:
+            await asyncio.gather(*(self._renew(prefix) for prefix in self._prefixes))
+            self._drop_lapsed()
+            await asyncio.sleep(self._lease_ms / 3000)
+
+    async def sweep(self) -> None:
+        """Reap, and now and then tidy, for ever."""
+        tidied_at = time.monotonic()
+        while True:
+            await asyncio.sleep(self._lease_ms / 3000)
+            is_tidying = time.monotonic() - tidied_at > TIDY_EVERY_S
+            for prefix in self._prefixes:
+                await self._reap(prefix, is_tidying)
+            if is_tidying:
+                tidied_at = time.monotonic()
+
+    async def _renew(self, prefix: str) -> None:
+        attempts = self._board.by_prefix().get(prefix, [])
+        sent_at = time.monotonic()
+        call = renew(
+            prefix,
+            self._worker,
+            self._lease_ms,
+            [(attempt.job.job_id, attempt.job.epoch) for attempt in attempts],
+        )
+        try:
+            async with asyncio.timeout(self._lease_ms / 3000):
+                reply: RenewReply = await calls.run(self._shards.shard_of(prefix).redis, call)
+        except _TROUBLE as error:
+            log.warning("leases of %s not renewed: %s: %s", prefix, type(error).__name__, error)
+            return
+        self._renewed_at[prefix] = sent_at
+        for attempt in attempts:
+            if attempt.job.job_id in reply.lost and self._board.get(attempt.key):
+                self._on_lost(attempt)
+            elif (attempt.job.job_id, attempt.job.epoch) in reply.cancelled:
+                self._on_cancelled(attempt)
+
+    def _drop_lapsed(self) -> None:
+        now = time.monotonic()
+        for prefix, attempts in self._board.by_prefix().items():
+            silent_s = now - self._renewed_at.setdefault(prefix, now)
+            if silent_s * 1000 > self._lease_ms:
+                log.error("%d leases of %s lapsed: no renewal for %.1f s", len(attempts), prefix, silent_s)
+                for attempt in attempts:
+                    self._on_lost(attempt)
+
+    async def _reap(self, prefix: str, is_tidying: bool) -> None:
+        try:
+            redis = self._shards.shard_of(prefix).redis
+            reply: ReapReply = await calls.run(
+                redis, reap(prefix, lease_ms=self._lease_ms, policy=self._policy)
+            )
+            if reply.moved or reply.buried:
+                log.info("reaped %s: %d to resume, %d dead letters", prefix, reply.moved, reply.buried)
+            if is_tidying:
+                call = tidy(prefix, lease_ms=self._lease_ms, dead_ttl_ms=self._policy.dead_ttl_ms)
+                await calls.run(redis, call)
+        except _TROUBLE as error:
+            log.warning("not reaped: %s: %s: %s", prefix, type(error).__name__, error)

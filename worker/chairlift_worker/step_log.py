@@ -1,0 +1,60 @@
+"""One JSON line per step: who rode, what was computed, how full the pool was."""
+
+from __future__ import annotations
+
+from typing import IO
+
+import msgspec
+
+from chairlift_worker.engine.request import StepStats
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """A line of the step log. `jobs` are job ids; times in ms, `at_ms` by the server's clock."""
+
+    step: int
+    at_ms: int
+    jobs: tuple[str, ...]
+    prefill_tokens: int
+    decode_tokens: int
+    waiting: int
+    preemptions: int
+    used_blocks: int
+    num_blocks: int
+    schedule_ms: float
+    forward_ms: float
+    sample_ms: float
+
+
+class StepLog:
+    """Appends to a file, or to nothing where the path is empty."""
+
+    def __init__(self, path: str) -> None:
+        self._file: IO[bytes] | None = open(path, "ab", buffering=0) if path else None  # noqa: SIM115
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, stats: StepStats, at_ms: int) -> None:
+        """Append one step."""
+        if self._file is None:
+            return
+        record = StepRecord(
+            step=stats.step,
+            at_ms=at_ms,
+            jobs=tuple(key.partition(" ")[0] for key in stats.job_ids),
+            prefill_tokens=stats.num_prefill_tokens,
+            decode_tokens=stats.num_decode_tokens,
+            waiting=stats.num_waiting,
+            preemptions=stats.num_preemptions,
+            used_blocks=stats.num_owned_blocks,
+            num_blocks=stats.num_blocks,
+            schedule_ms=round(stats.schedule_s * 1000, 3),
+            forward_ms=round(stats.forward_s * 1000, 3),
+            sample_ms=round(stats.sample_s * 1000, 3),
+        )
+        self._file.write(self._encoder.encode(record) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
