@@ -1,0 +1,150 @@
+"""From the name of a model to something that runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from chairlift_client.errors import ConfigError, ModelError
+from chairlift_client.protocol import ModelInfo
+from chairlift_worker.engine.batch import Chunk
+from chairlift_worker.engine.runner import Runner, RunnerSpec
+from chairlift_worker.models.architectures import architecture_name, read_config
+from chairlift_worker.models.architectures import context_tokens as most_context_tokens
+from chairlift_worker.models.decoder import DecoderRunner
+from chairlift_worker.models.decoder_shape import decoder_shape
+from chairlift_worker.models.fallback import FallbackRunner
+from chairlift_worker.models.fingerprint import fingerprint
+from chairlift_worker.models.memory import check_fits
+from chairlift_worker.models.source import Progress, default_cache, resolve
+from chairlift_worker.models.tokenizer import ChatTokenizer
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run, and what others have to know of it."""
+
+    runner: Runner
+    tokenizer: ChatTokenizer
+    fingerprint: str
+    architecture: str
+    dtype: torch.dtype
+    device: torch.device
+    folder: Path
+
+    @property
+    def info(self) -> ModelInfo:
+        """What a worker announces; the number of partitions is not the model's to know."""
+        spec = self.runner.spec
+        return ModelInfo(
+            fingerprint=self.fingerprint,
+            context_tokens=spec.context_tokens,
+            pool_tokens=spec.num_blocks * spec.block_size,
+        )
+
+
+def load_model(
+    source: str,
+    *,
+    kv_tokens: int = 0,
+    context_tokens: int = 0,
+    block_size: int = 16,
+    dtype: str = "auto",
+    device: str = "auto",
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load what `source` names (see `source.resolve`) with a KV pool of `kv_tokens` slots.
+
+    `kv_tokens` 0 makes room for one whole context. `context_tokens` 0 means as many as the model was made
+    for; more than that is a ConfigError. `dtype` "auto" is float32 on a CPU, else what the weights were
+    stored in; `device` "auto" is a GPU if there is one. `cache` is where GGUF files are converted to.
+
+    Models of the Llama shape run on the lean decoder, all others on transformers. ModelError for whatever
+    cannot be had, cannot run, or does not fit the memory.
+    """
+    folder = resolve(source, cache=cache or default_cache(), progress=progress)
+    config = read_config(folder)
+    place = _device(device)
+    number = _dtype(dtype, config, place)
+    limit = _context_limit(config, context_tokens)
+    num_blocks = -(-(kv_tokens or limit) // block_size)
+    check_fits(folder, config, kv_tokens=num_blocks * block_size, dtype=number, device=place)
+    runner = _limited(
+        _runner_class(config).load(
+            folder, num_blocks=num_blocks, block_size=block_size, dtype=number, device=place
+        ),
+        limit,
+    )
+    return LoadedModel(
+        runner=runner,
+        tokenizer=ChatTokenizer.load(folder, vocab_size=runner.spec.vocab_size),
+        fingerprint=fingerprint(folder, dtype=number, context_tokens=limit),
+        architecture=architecture_name(config),
+        dtype=number,
+        device=place,
+        folder=folder,
+    )
+
+
+def _limited(runner: Runner, context_tokens: int) -> Runner:
+    return runner if context_tokens == runner.spec.context_tokens else _ShortContext(runner, context_tokens)
+
+
+class _ShortContext:
+    """A runner that is told to take shorter sequences than it could."""
+
+    def __init__(self, runner: Runner, context_tokens: int) -> None:
+        self._runner = runner
+        self._spec = runner.spec._replace(context_tokens=context_tokens)
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def forward(self, chunks: Seq[Chunk]) -> Tensor:
+        return self._runner.forward(chunks)
+
+
+def _runner_class(config: PreTrainedConfig) -> type[DecoderRunner] | type[FallbackRunner]:
+    try:
+        decoder_shape(config)
+    except ModelError as reason:
+        log.info("through transformers: %s", reason)
+        return FallbackRunner
+    return DecoderRunner
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}: {error}") from error
+
+
+def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        stored: torch.dtype | None = config.get_text_config(decoder=True).dtype
+        return torch.float32 if device.type == "cpu" or stored is None else stored
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}; known: auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _context_limit(config: PreTrainedConfig, asked: int) -> int:
+    possible = most_context_tokens(config)
+    if asked > possible:
+        raise ConfigError(f"context_tokens is {asked}; the model was made for {possible}")
+    return asked or possible
