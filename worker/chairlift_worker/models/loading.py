@@ -15,8 +15,7 @@ from chairlift_client.errors import ConfigError, ModelError
 from chairlift_client.protocol import ModelInfo
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.engine.runner import Runner, RunnerSpec
-from chairlift_worker.models.architectures import architecture_name, read_config
-from chairlift_worker.models.architectures import context_tokens as most_context_tokens
+from chairlift_worker.models.architectures import architecture_name, context_tokens, read_config
 from chairlift_worker.models.decoder import DecoderRunner
 from chairlift_worker.models.decoder_shape import decoder_shape
 from chairlift_worker.models.fallback import FallbackRunner
@@ -28,6 +27,7 @@ from chairlift_worker.models.tokenizer import ChatTokenizer
 log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_USUAL_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,21 @@ class LoadedModel:
 def load_model(
     source: str,
     *,
-    kv_tokens: int = 0,
-    context_tokens: int = 0,
+    cache: Path | None = None,
     block_size: int = 16,
+    kv_tokens: int = 0,
+    num_sequences: int = 32,
+    max_context_tokens: int = 0,
     dtype: str = "auto",
     device: str = "auto",
-    cache: Path | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load what `source` names (see `source.resolve`) with a KV pool of `kv_tokens` slots.
 
-    `kv_tokens` 0 makes room for one whole context. `context_tokens` 0 means as many as the model was made
-    for; more than that is a ConfigError. `dtype` "auto" is float32 on a CPU, else what the weights were
-    stored in; `device` "auto" is a GPU if there is one. `cache` is where GGUF files are converted to.
+    `kv_tokens` 0 makes room for `num_sequences` of 1024 tokens, and at least for one whole context.
+    `max_context_tokens` 0 means as many as the model was made for; more than that is a ConfigError.
+    `dtype` "auto" is float32 on a CPU, else what the weights were stored in; `device` "auto" is a GPU if
+    there is one. `cache` is where GGUF files are converted to.
 
     Models of the Llama shape run on the lean decoder, all others on transformers. ModelError for whatever
     cannot be had, cannot run, or does not fit the memory.
@@ -77,8 +79,8 @@ def load_model(
     config = read_config(folder)
     place = _device(device)
     number = _dtype(dtype, config, place)
-    limit = _context_limit(config, context_tokens)
-    num_blocks = -(-(kv_tokens or limit) // block_size)
+    limit = _context_limit(config, max_context_tokens)
+    num_blocks = -(-(kv_tokens or max(num_sequences * _USUAL_TOKENS, limit)) // block_size)
     check_fits(folder, config, kv_tokens=num_blocks * block_size, dtype=number, device=place)
     runner = _limited(
         _runner_class(config).load(
@@ -97,8 +99,8 @@ def load_model(
     )
 
 
-def _limited(runner: Runner, context_tokens: int) -> Runner:
-    return runner if context_tokens == runner.spec.context_tokens else _ShortContext(runner, context_tokens)
+def _limited(runner: Runner, limit: int) -> Runner:
+    return runner if limit == runner.spec.context_tokens else _ShortContext(runner, limit)
 
 
 class _ShortContext:
@@ -144,7 +146,7 @@ def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.d
 
 
 def _context_limit(config: PreTrainedConfig, asked: int) -> int:
-    possible = most_context_tokens(config)
+    possible = context_tokens(config)
     if asked > possible:
         raise ConfigError(f"context_tokens is {asked}; the model was made for {possible}")
     return asked or possible
