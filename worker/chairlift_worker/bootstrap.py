@@ -17,12 +17,11 @@ from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineConfig
 from chairlift_worker.models.loading import LoadedModel, load_model
+from chairlift_worker.models.source import default_cache
 from chairlift_worker.server_check import check_policy
 from chairlift_worker.service import Worker
 
 log = logging.getLogger(__name__)
-
-DEFAULT_SEQUENCE_TOKENS = 1024
 
 
 async def run_worker(config: WorkerConfig) -> None:
@@ -42,9 +41,11 @@ def load(config: WorkerConfig) -> LoadedModel:
     """The model, with a KV pool of the configured size."""
     return load_model(
         config.model,
-        kv_tokens=config.kv_tokens or config.max_num_seqs * DEFAULT_SEQUENCE_TOKENS,
-        context_tokens=config.context_tokens,
+        cache=default_cache(),
         block_size=config.block_size,
+        kv_tokens=config.kv_tokens,
+        num_sequences=config.max_num_seqs,
+        max_context_tokens=config.context_tokens,
         dtype=config.dtype,
         device=config.device,
     )

@@ -19,7 +19,7 @@ def worker(**flags: Any) -> None:
     """Serve a model: board jobs from Redis at every step, stream their tokens back.
 
     Every flag is also a setting: CHAIRLIFT_<NAME> in the environment, or a key of chairlift.toml. SIGTERM
-    drains: running jobs finish within the grace period, the others are handed back; a second one stops at once.
+    drains: running jobs finish within the grace period, the others are handed back; twice stops at once.
     """
     path = find_file(flags.pop("config"), os.environ)
     config = load_settings(WorkerConfig, flags, os.environ, path, section="worker")

@@ -62,9 +62,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 512
     lookahead: Annotated[
         int,
-        Meta(
-            description="Jobs claimed beyond max_num_seqs, so that a freed place is filled in the next step."
-        ),
+        Meta(description="Jobs claimed beyond max_num_seqs, so that a freed place is filled at once."),
     ] = 2
     lease_s: Annotated[float, Meta(description="How long a silent worker keeps its jobs.")] = 5.0
     grace_s: Annotated[float, Meta(description="How long a drain lets running jobs finish.")] = 30.0

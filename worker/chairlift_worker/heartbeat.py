@@ -1,4 +1,4 @@
-"""How a worker makes itself known: its model to clients, its limits to every shard, its health to operators."""
+"""How a worker makes itself known: its model to clients, its limits to shards, its health to operators."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Heartbeat:
         answer: Announcement = await self._shards.call(shared, lambda shard: calls.run(shard.redis, call))
         if answer.fingerprint is not None:
             raise ModelError(
-                f"model name {self._config.model_name!r} is served with fingerprint {answer.fingerprint} by live "
-                f"workers, this one has {self._fingerprint}: stop those, or serve this one under another --name"
+                f"model name {self._config.model_name!r} is served with fingerprint {answer.fingerprint} by "
+                f"live workers, this one has {self._fingerprint}: stop those, or give this one another --name"
             )
         return answer.partitions
 

@@ -12,9 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from redis.exceptions import RedisError
+
 from chairlift_client import calls, keys
 from chairlift_client.connection import Shards
-from chairlift_client.errors import InvalidJob
+from chairlift_client.errors import InvalidJob, ServerUnavailable
 from chairlift_client.worker_operations import ClaimReply, depart, fail, hand_back
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
@@ -46,7 +48,7 @@ class Worker:
         self._model = model
         self._shards = shards
         self._clock = ServerClock()
-        self._board = Board(config.max_num_seqs + config.lookahead)
+        self._board = Board(config.max_num_seqs, config.lookahead)
         self._outbox = Outbox(worker_id)
         self._publisher = Publisher(worker_id, self._outbox)
         self._step_log = StepLog(config.step_log)
@@ -156,6 +158,7 @@ class Worker:
                 self._let_go(attempt)
         for failure in report.failures:
             self.refused(failure)
+        self._board.num_stalled = report.stats.num_waiting
         self._heartbeat.last_step = report.stats
         self._heartbeat.num_tokens += sum(len(delta.token_ids) for delta in report.deltas)
         self._step_log.write(report.stats, now_ms)
@@ -171,7 +174,7 @@ class Worker:
             self._ring()
 
     def broke_down(self, job_ids: tuple[str, ...], reason: str) -> None:
-        """Alone on board, a job has failed; in company each is a suspect and goes on apart from the others."""
+        """Alone on board, a job has failed; in company each is a suspect and goes on apart."""
         attempts = [attempt for key in job_ids if (attempt := self._board.get(key)) is not None]
         if len(attempts) == 1:
             self._fail(attempts[0], reason)
@@ -259,7 +262,16 @@ class Worker:
             wait.cancel()
 
     async def _leave(self) -> None:
-        """Hand back what is left, send what is owed, and sign off."""
+        """Hand back what is left and sign off; within a lease, or the leases lapse by themselves."""
+        try:
+            async with asyncio.timeout(self._config.lease_s):
+                await self._hand_over()
+        except (TimeoutError, RedisError, ServerUnavailable) as error:
+            log.warning("left without a word: %s: %s", type(error).__name__, error)
+
+    async def _hand_over(self) -> None:
+        for exchange in self._exchanges:
+            await exchange.flush()
         left = list(self._board)
         for attempt in left:
             self._thread.tell(Cancel(attempt.key))
@@ -310,7 +322,7 @@ class Worker:
 
     async def _listen(self, exchange: Exchange) -> None:
         def on_wake() -> None:
-            if self._board.free_places:
+            if self._board.has_room:
                 exchange.ring()
 
         await wake.listen(self._shards, await exchange.first_wakes, on_wake)

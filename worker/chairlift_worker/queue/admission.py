@@ -6,10 +6,10 @@ Runs in a thread of its own, off the event loop and off the engine's thread.
 from __future__ import annotations
 
 import msgspec
-from chairlift_client.checks import check_body
 
+from chairlift_client import checks
 from chairlift_client.errors import InvalidJob
-from chairlift_client.protocol import JobBody, decode_body
+from chairlift_client.protocol import JobBody, Limits, decode_body
 from chairlift_worker.engine.request import EngineRequest
 from chairlift_worker.models.tokenizer import ChatTokenizer
 from chairlift_worker.queue.attempts import Attempt
@@ -22,7 +22,7 @@ def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineReque
     except msgspec.MsgspecError as error:
         raise InvalidJob(f"the job's body does not follow the schema: {error}") from error
     attempt.body = body
-    check_body(body)
+    _check(body)
     return EngineRequest(
         job_id=attempt.key,
         prompt_token_ids=_prompt(body, tokenizer, attempt.job.submitted_ms),
@@ -32,6 +32,22 @@ def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineReque
         deadline_ms=attempt.job.deadline_ms or None,
         order=order,
     )
+
+
+def _check(body: JobBody) -> None:
+    """What the client checked is checked again: other clients may not have, or not the same."""
+    limits = Limits()
+    checks.check_sampling(body.sampling, limits)
+    checks.check_metadata(body.metadata, limits)
+    inputs = (body.messages, body.prompt, body.token_ids)
+    if sum(given is not None for given in inputs) != 1:
+        raise InvalidJob("exactly one of messages, prompt and token_ids has to be given")
+    if body.messages is not None:
+        checks.check_messages(body.messages, limits)
+    elif body.prompt is not None:
+        checks.check_text("prompt", body.prompt)
+    else:
+        checks.check_token_ids("token_ids", body.token_ids, limits.prompt_tokens)
 
 
 def _prompt(body: JobBody, tokenizer: ChatTokenizer, submitted_ms: int) -> tuple[int, ...]:

@@ -72,12 +72,15 @@ class Attempt:
 class Board:
     """Attempts by key, and the free capacity."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, max_num_seqs: int, lookahead: int) -> None:
+        self._places = max_num_seqs + lookahead
+        self._lookahead = lookahead
         self._attempts: dict[str, Attempt] = {}
         self._reserved = 0
         self.closed = False
         """Draining: no more boarding."""
+        self.num_stalled = 0
+        """Jobs on board that found no room in the KV pool; more than the look-ahead, and none is claimed."""
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -114,10 +117,15 @@ class Board:
 
     @property
     def free_places(self) -> int:
-        """How many jobs may be claimed now."""
-        if self.closed or any(attempt.rides_alone for attempt in self):
-            return 0
-        return max(0, self._places - len(self._attempts) - self._reserved)
+        """How many jobs may be claimed now, beside the claims under way."""
+        return max(0, self._places - len(self._attempts) - self._reserved) if self.has_room else 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a new job is welcome."""
+        if self.closed or self.num_stalled > self._lookahead or len(self._attempts) >= self._places:
+            return False
+        return not any(attempt.rides_alone for attempt in self)
 
     @property
     def carries_suspect(self) -> bool:

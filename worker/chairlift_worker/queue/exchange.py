@@ -84,8 +84,9 @@ class Exchange:
             await self._wait()
 
     async def flush(self) -> None:
-        """Send what stands in the box; for the end of a drain."""
-        while self._outbox or self._unanswered:
+        """Hear the answer to a claim that was cut off, and send what stands in the box."""
+        await self._turn_until_answered()
+        while self._outbox.holds(self._prefixes) or self._unanswered:
             await self._turn_until_answered()
 
     def discard_unanswered(self) -> None:
@@ -101,8 +102,10 @@ class Exchange:
 
     async def _turn_until_answered(self) -> None:
         backoff = Backoff()
-        while not await self._turn():
+        answered = await self._turn()
+        while not answered:
             await asyncio.sleep(backoff.next_s())
+            answered = await self._turn()
 
     async def _turn(self) -> bool:
         """One pipeline out, one in. False when any of it has to go again."""
@@ -129,10 +132,12 @@ class Exchange:
             shard = self._shards.shard_of(self._prefixes[0])
             replies = await calls.run_many(shard.redis, pipeline)
         except (RedisError, ServerUnavailable) as error:
-            return await self._trouble(error)
+            await self._trouble(error)
+            return None
         for reply in replies:
             if isinstance(reply, RedisError):
-                return await self._trouble(reply)
+                await self._trouble(reply)
+                return None
         return replies
 
     async def _trouble(self, error: Exception) -> None:

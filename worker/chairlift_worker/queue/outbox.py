@@ -63,5 +63,6 @@ class Outbox:
         """Forget everything: it belongs to leases that are lost."""
         self._queues.clear()
 
-    def __bool__(self) -> bool:
-        return bool(self._queues)
+    def holds(self, prefixes: Sequence[str]) -> bool:
+        """Whether anything waits for one of these partitions."""
+        return any(prefix in self._queues for prefix in prefixes)

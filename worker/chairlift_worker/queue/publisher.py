@@ -53,6 +53,8 @@ class Publisher:
     def finished(self, attempt: Attempt, delta: TokenDelta, at_ms: int) -> None:
         """Terminal event and result; `delta` is the one with the finish reason."""
         assert delta.finish_reason is not None
+        assert delta.full_text is not None
+        assert delta.full_token_ids is not None
         usage = Usage(delta.prompt_tokens, delta.output_tokens)
         result = JobResult(
             job_id=attempt.job.job_id,
