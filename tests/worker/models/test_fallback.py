@@ -13,10 +13,11 @@ from transformers import AutoModelForCausalLM
 
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.models.fallback import FallbackRunner
+from ragged_driver import RaggedDriver
 from random_models import CONTEXT_TOKENS, FAMILIES, VOCAB_SIZE, save_random_model
 
 CPU = torch.device("cpu")
-BLOCK_SIZE, BLOCKS_EACH = 4, 9
+BLOCK_SIZE, NUM_BLOCKS = 4, 36
 LENGTHS = (29, 17, 6, 1)
 NUM_NEW_TOKENS = 7
 
@@ -35,37 +36,10 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
-class Driver:
-    """Feeds sequences to a runner in chunks of random length, a random few of them in each step."""
-
-    def __init__(self, runner: FallbackRunner, rng: random.Random) -> None:
-        self.runner = runner
-        self.rng = rng
-        blocks = list(range(runner.spec.num_blocks))
-        rng.shuffle(blocks)
-        self.tables = [tuple(blocks[i :: len(LENGTHS)][:BLOCKS_EACH]) for i in range(len(LENGTHS))]
-        self.num_computed = [0] * len(LENGTHS)
-
-    def step(self, texts: list[list[int]]) -> dict[int, Tensor]:
-        """Advance some sequences; returns the logits of each one's new rows by its index."""
-        behind = [i for i, text in enumerate(texts) if self.num_computed[i] < len(text)]
-        riding = self.rng.sample(behind, self.rng.randint(1, len(behind)))
-        chunks = [self._chunk(i, texts[i]) for i in riding]
-        logits = torch.split(self.runner.forward(chunks), [chunk.num_logits for chunk in chunks])
-        return dict(zip(riding, logits, strict=True))
-
-    def _chunk(self, index: int, text: list[int]) -> Chunk:
-        start = self.num_computed[index]
-        end = min(len(text), start + self.rng.randint(1, 8))
-        self.num_computed[index] = end
-        return Chunk(tuple(text[start:end]), start, self.tables[index], num_logits=end - start)
-
-
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> FallbackRunner:
     """A runner whose pages hold NaN, as blocks that somebody else has used may."""
-    num_blocks = BLOCKS_EACH * len(LENGTHS)
     runner = FallbackRunner.load(
-        folder, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=dtype, device=CPU
+        folder, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=dtype, device=CPU
     )
     for layer in runner.pages:
         layer.key_cache.fill_(float("nan"))
@@ -83,29 +57,21 @@ def draw_texts(rng: random.Random) -> list[list[int]]:
 
 def test_logits_of_ragged_steps(folder: Path, rng: random.Random) -> None:
     texts = draw_texts(rng)
-    driver = Driver(load(folder), rng)
-    rows: dict[int, list[Tensor]] = {index: [] for index in range(len(texts))}
-    while any(driver.num_computed[i] < len(text) for i, text in enumerate(texts)):
+    driver = RaggedDriver(load(folder), len(texts), rng)
+    rows: list[list[Tensor]] = [[] for _ in texts]
+    while any(driver.is_behind(index, text) for index, text in enumerate(texts)):
         for index, logits in driver.step(texts).items():
             rows[index].append(logits)
     model = oracle(folder)
-    for index, text in enumerate(texts):
+    for text, found in zip(texts, rows, strict=True):
         with torch.no_grad():
             expected = model(torch.tensor([text])).logits[0]
-        torch.testing.assert_close(torch.cat(rows[index]), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=0)
 
 
 def test_greedy_continuation(folder: Path, rng: random.Random) -> None:
     prompts = draw_texts(rng)
-    texts = [list(prompt) for prompt in prompts]
-    driver = Driver(load(folder), rng)
-    while any(len(t) < len(p) + NUM_NEW_TOKENS for t, p in zip(texts, prompts, strict=True)):
-        unfinished = [
-            t if len(t) < len(p) + NUM_NEW_TOKENS else [] for t, p in zip(texts, prompts, strict=True)
-        ]
-        for index, logits in driver.step(unfinished).items():
-            if driver.num_computed[index] == len(texts[index]):
-                texts[index].append(int(logits[-1].argmax()))
+    texts = RaggedDriver(load(folder), len(prompts), rng).continue_greedily(prompts, NUM_NEW_TOKENS)
     model = oracle(folder)
     model.generation_config.eos_token_id = None
     for text, prompt in zip(texts, prompts, strict=True):
@@ -123,7 +89,7 @@ def test_spec(folder: Path) -> None:
     spec = load(folder).spec
     assert spec.vocab_size == VOCAB_SIZE
     assert spec.context_tokens == CONTEXT_TOKENS
-    assert (spec.num_blocks, spec.block_size) == (BLOCKS_EACH * len(LENGTHS), BLOCK_SIZE)
+    assert (spec.num_blocks, spec.block_size) == (NUM_BLOCKS, BLOCK_SIZE)
     assert spec.eos_token_ids == {2}
 
 

@@ -68,11 +68,8 @@ class FallbackRunner:
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
         """As `Runner.forward`: logits [sum of num_logits, vocab_size] in float32."""
         batch = build_batch(chunks, self._spec.block_size, self._model.device)
-        self._step.batch = batch
-        try:
+        with self._step.over(batch):
             logits = self._logits(batch)
-        finally:
-            self._step.batch = None
         return logits[:, : self._spec.vocab_size].float()
 
     def _logits(self, batch: Batch) -> Tensor:

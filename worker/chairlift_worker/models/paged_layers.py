@@ -6,13 +6,15 @@ arguments a family passes down to its attention, and two models in one process d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from chairlift_kernels import paged_attention, write_kv
+from chairlift_kernels import Attention, prepare_attention, write_kv
 from chairlift_worker.engine.batch import Batch
 from chairlift_worker.models.attention_probe import AttentionLayer
 
@@ -21,10 +23,25 @@ _LAYER = "chairlift_paged_layer"
 
 
 class CurrentStep:
-    """The batch that the layers of one model are computing."""
+    """The step that the layers of one model are computing."""
 
     def __init__(self) -> None:
-        self.batch: Batch | None = None
+        self._slots_and_attention: tuple[Tensor, Attention] | None = None
+
+    @contextmanager
+    def over(self, batch: Batch) -> Iterator[None]:
+        """While inside, the layers store and attend as `batch` says."""
+        attention = prepare_attention(batch.query_starts, batch.context_lens, batch.block_tables)
+        self._slots_and_attention = (batch.slots, attention)
+        try:
+            yield
+        finally:
+            self._slots_and_attention = None
+
+    def get(self) -> tuple[Tensor, Attention]:
+        """Where the step's tokens go, [T], and the attention over their sequences."""
+        assert self._slots_and_attention is not None, "the model ran outside of a step"
+        return self._slots_and_attention
 
 
 class PagedLayer:
@@ -58,16 +75,12 @@ class PagedLayer:
         sinks: Tensor | None,
     ) -> Tensor:
         """Store K and V [T, Hkv, D] of the step's tokens and attend with `query` [T, Hq, D]."""
-        batch = self._step.batch
-        assert batch is not None, "the model ran outside of a step"
-        write_kv(key, value, self.key_cache, self.value_cache, batch.slots)
-        return paged_attention(
+        slots, attention = self._step.get()
+        write_kv(key, value, self.key_cache, self.value_cache, slots)
+        return attention(
             query,
             self.key_cache,
             self.value_cache,
-            batch.query_starts,
-            batch.context_lens,
-            batch.block_tables,
             scale=scale,
             window=self._window,
             soft_cap=soft_cap,
