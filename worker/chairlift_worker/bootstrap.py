@@ -24,12 +24,16 @@ from chairlift_worker.service import Worker
 log = logging.getLogger(__name__)
 
 
-async def run_worker(config: WorkerConfig) -> None:
-    """Serve until SIGTERM or SIGINT. Raises one of our errors for what an operator can mend."""
+def run_worker(config: WorkerConfig) -> None:
+    """Load the model and serve it. Raises one of our errors for what an operator can mend."""
     torch.set_num_threads(config.threads or default_threads())
+    asyncio.run(serve(config, load(config)))
+
+
+async def serve(config: WorkerConfig, model: LoadedModel) -> None:
+    """Serve until SIGTERM (drain) or SIGINT (at once)."""
     async with await Shards.open(config.redis_url) as shards:
         await check_policy(shards)
-        model = await asyncio.to_thread(load, config)
         worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, worker.drain)

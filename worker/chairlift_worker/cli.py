@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -30,7 +29,7 @@ def worker(**flags: Any) -> None:
     )
     from chairlift_worker.bootstrap import run_worker  # torch takes seconds to load: not for --help
 
-    asyncio.run(run_worker(config))
+    run_worker(config)
 
 
 def _signature() -> inspect.Signature:

@@ -1,0 +1,128 @@
+"""Worker processes for tests: started in milliseconds, killed at will, gone when the test ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from redis.asyncio import Redis
+
+from chairlift_client import keys
+from tiny_model import TINY_MODEL
+
+
+class WorkerHandle:
+    """One worker process."""
+
+    def __init__(self, fleet: Fleet, pid: int, worker_id: str, log: Path) -> None:
+        self.pid = pid
+        self.worker_id = worker_id
+        self.log = log
+        self.is_running = True
+        self._fleet = fleet
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process."""
+        os.kill(self.pid, number)
+
+    async def wait(self) -> int:
+        """The exit status; negative for a signal."""
+        status = await asyncio.to_thread(self._fleet._ask, {"wait": self.pid})
+        self.is_running = False
+        return int(status["status"])
+
+    async def kill(self) -> None:
+        """kill -9, and wait for it."""
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+
+class Fleet:
+    """Forks workers from a process that has the tiny model loaded already."""
+
+    def __init__(self, folder: Path, *, model: Path = TINY_MODEL, kv_tokens: int = 8192) -> None:
+        self._folder = folder
+        self._handles: list[WorkerHandle] = []
+        environ = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._zygote = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("zygote.py")), str(model), str(kv_tokens)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        assert "ready" in self._read()
+
+    async def spawn(self, url: str, namespace: str, **fields: Any) -> WorkerHandle:
+        """A worker that has announced itself."""
+        name = f"w{len(self._handles)}"
+        log = self._folder / f"{name}.log"
+        config = {
+            "model": str(TINY_MODEL),
+            "name": "tiny",
+            "redis_url": url,
+            "namespace": namespace,
+            "worker_id": name,
+            "max_num_seqs": 8,
+            "lease_s": 1.0,
+            **fields,
+        }
+        pid = (await asyncio.to_thread(self._ask, {"spawn": config, "log": str(log)}))["pid"]
+        handle = WorkerHandle(self, pid, await self._announced(url, namespace, name, pid, log), log)
+        self._handles.append(handle)
+        return handle
+
+    async def _announced(self, url: str, namespace: str, name: str, pid: int, log: Path) -> str:
+        redis = Redis.from_url(url)
+        try:
+            async with asyncio.timeout(30):
+                while True:
+                    for worker in await redis.zrange(keys.workers(namespace), 0, -1):
+                        if worker.decode().startswith(f"{name}-"):
+                            return str(worker.decode())
+                    os.kill(pid, 0)
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"worker {name} did not come up:\n{log.read_text()}") from None
+        finally:
+            await redis.aclose()
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        for handle in self._handles:
+            if handle.is_running:
+                handle.signal(signal.SIGCONT)
+                handle.signal(signal.SIGKILL)
+        self._zygote.communicate()
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps(message) + "\n")
+        self._zygote.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._zygote.stdout is not None
+        line = self._zygote.stdout.readline()
+        assert line, f"the zygote died with status {self._zygote.poll()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,205 @@
+"""The way of a job through this worker, from claim to end; everything here runs in the event loop's thread.
+
+    claimed ─→ admission ─→ engine ─→ tokens … ─→ finished | failed | cancelled
+                                └─→ lost, handed back: goes on elsewhere
+
+Whatever happens to an attempt, it leaves the board in `_let_go`, and only there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from chairlift_client.errors import InvalidJob
+from chairlift_client.worker_operations import ClaimReply, RetryPolicy, fail, hand_back
+from chairlift_worker.engine.request import EngineRequest, Failure, StepReport
+from chairlift_worker.engine_thread import Add, Cancel, EngineThread
+from chairlift_worker.models.tokenizer import ChatTokenizer
+from chairlift_worker.queue.admission import admit
+from chairlift_worker.queue.attempts import Attempt, Board
+from chairlift_worker.queue.clock import ServerClock
+from chairlift_worker.queue.outbox import Outbox, Parcel
+from chairlift_worker.queue.publisher import Publisher
+
+log = logging.getLogger(__name__)
+
+
+class JobFlow:
+    """Hears the exchange, the lease keeper and the engine, and moves attempts on."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        tokenizer: ChatTokenizer,
+        policy: RetryPolicy,
+        *,
+        board: Board,
+        outbox: Outbox,
+        clock: ServerClock,
+    ) -> None:
+        self._worker_id = worker_id
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self._board = board
+        self._outbox = outbox
+        self._clock = clock
+        self._publisher = Publisher(worker_id, outbox)
+        self._admissions = ThreadPoolExecutor(1, thread_name_prefix="admission")
+        self._num_boarded = 0
+        self.on_outgoing: Callable[[], None] = lambda: None
+        """Called when the outbox has something new."""
+        self.on_step: Callable[[StepReport, int], None] = lambda report, at_ms: None
+        self.on_death: Callable[[BaseException], None] = lambda error: None
+        self.on_let_go: Callable[[], None] = lambda: None
+        self.thread: EngineThread | None = None
+
+    def close(self) -> None:
+        """End the admission thread."""
+        self._admissions.shutdown(cancel_futures=True)
+
+    # From Redis.
+
+    def claimed(self, prefix: str, reply: ClaimReply) -> None:
+        """New jobs go to admission; cancelled ones leave the engine."""
+        for job_id, epoch in reply.cancels:
+            attempt = self._board.get(f"{job_id} {epoch}")
+            if attempt is not None:
+                self.cancelled(attempt)
+        for job in reply.jobs:
+            former = self._board.find(job.job_id)
+            if former is not None and former.job.epoch != job.epoch:
+                self.lost(former)
+            attempt = Attempt(prefix, job)
+            if self._board.get(attempt.key) is None:
+                self._board.add(attempt)
+                log.info("job %s boarded: attempt %d", job.job_id, job.epoch)
+                self._admit(attempt)
+
+    def answered(self, parcel: Parcel, answers: Sequence[str]) -> None:
+        """A refused event or ending means that the attempt is no longer ours."""
+        for key, answer in zip(parcel.keys, answers, strict=True):
+            attempt = self._board.get(key)
+            if attempt is not None and answer in ("lost", "gap"):
+                log.warning("job %s: %s refused: %s", attempt.job.job_id, parcel.kind, answer)
+                self.lost(attempt)
+                if answer == "gap":
+                    self._hand_back([attempt])
+
+    def lost(self, attempt: Attempt) -> None:
+        """The lease is gone: stop work that is another's now."""
+        self._tell(Cancel(attempt.key))
+        self._let_go(attempt)
+
+    def cancelled(self, attempt: Attempt) -> None:
+        """Its user does not want it any more."""
+        self._tell(Cancel(attempt.key))
+        self._publisher.cancelled(attempt, self._clock.now_ms())
+        self._let_go(attempt)
+        self.on_outgoing()
+
+    # From the engine.
+
+    def stepped(self, report: StepReport) -> None:
+        """Publish a step's outcome."""
+        now_ms = self._clock.now_ms()
+        for delta in report.deltas:
+            attempt = self._board.get(delta.job_id)
+            if attempt is None:
+                continue
+            if delta.token_ids or delta.text:
+                self._publisher.tokens(attempt, delta, now_ms)
+            if delta.finish_reason is not None:
+                self._publisher.finished(attempt, delta, now_ms)
+                log.info("job %s finished: %d tokens", attempt.job.job_id, delta.output_tokens)
+                self._let_go(attempt)
+        for failure in report.failures:
+            self.refused(failure)
+        self.on_step(report, now_ms)
+        self.on_outgoing()
+
+    def refused(self, failure: Failure) -> None:
+        """A job that cannot run, or no further."""
+        attempt = self._board.get(failure.job_id)
+        if attempt is not None:
+            log.info("job %s failed: %s", attempt.job.job_id, failure.code)
+            self._publisher.failed(attempt, failure.code, failure.message, self._clock.now_ms())
+            self._let_go(attempt)
+            self.on_outgoing()
+
+    def broke_down(self, job_ids: tuple[str, ...], reason: str) -> None:
+        """Alone on board, a job has failed; in company each is a suspect and goes on apart."""
+        attempts = [attempt for key in job_ids if (attempt := self._board.get(key)) is not None]
+        if len(attempts) == 1:
+            self._fail(attempts[0], reason)
+        else:
+            self.hand_back(attempts, spent=True)
+
+    def died(self, error: BaseException) -> None:
+        """The engine's books are broken; nothing can run here any more."""
+        self.hand_back(list(self._board), spent=True)
+        self.on_death(error)
+
+    def hand_back(self, attempts: Sequence[Attempt], *, spent: bool = False) -> None:
+        """Give attempts up, so that another worker goes on with them."""
+        for attempt in attempts:
+            self._tell(Cancel(attempt.key))
+        self._hand_back(attempts, spent=spent)
+        for attempt in attempts:
+            self._let_go(attempt)
+        self.on_outgoing()
+
+    # The steps between.
+
+    def _admit(self, attempt: Attempt) -> None:
+        order, self._num_boarded = self._num_boarded, self._num_boarded + 1
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._admissions, admit, attempt, self._tokenizer, order)
+        future.add_done_callback(lambda done: self._admitted(attempt, done))
+
+    def _admitted(self, attempt: Attempt, done: asyncio.Future[EngineRequest]) -> None:
+        if done.cancelled() or self._board.get(attempt.key) is None:
+            return
+        error = done.exception()
+        if isinstance(error, InvalidJob):
+            self.refused(Failure(attempt.key, "invalid", str(error)))
+        elif error is not None:
+            log.error("job %s: admission broke down", attempt.job.job_id, exc_info=error)
+            self._fail(attempt, f"admission: {type(error).__name__}")
+        else:
+            self._tell(Add(done.result()))
+
+    def _fail(self, attempt: Attempt, reason: str) -> None:
+        call = fail(
+            attempt.prefix,
+            self._worker_id,
+            attempt.job.job_id,
+            attempt.job.epoch,
+            reason=reason,
+            jitter=random.random(),
+            policy=self._policy,
+        )
+        self._outbox.end(attempt.prefix, Parcel("fail", (attempt.key,), call))
+        self._let_go(attempt)
+        self.on_outgoing()
+
+    def _hand_back(self, attempts: Sequence[Attempt], *, spent: bool = False) -> None:
+        groups: dict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            groups[attempt.prefix].append(attempt)
+        for prefix, group in groups.items():
+            pairs = [(attempt.job.job_id, attempt.job.epoch) for attempt in group]
+            call = hand_back(prefix, self._worker_id, pairs, policy=self._policy, spent=spent)
+            self._outbox.end(prefix, Parcel("hand_back", tuple(attempt.key for attempt in group), call))
+
+    def _let_go(self, attempt: Attempt) -> None:
+        self._board.drop(attempt.key)
+        self.on_let_go()
+
+    def _tell(self, command: Add | Cancel) -> None:
+        assert self.thread is not None, "wired by the worker before it runs"
+        self.thread.tell(command)
