@@ -26,10 +26,10 @@ class Piece(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, as texts."""
+    """The control tokens of one tokenizer, as texts; those of a single character count as text."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+        longest_first = sorted((token for token in tokens if len(token) > 1), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._beginnings = {token[:size] for token in longest_first for size in range(1, len(token))}
         self._endings = {token[size:] for token in longest_first for size in range(1, len(token))}
@@ -37,23 +37,27 @@ class ControlTokens:
 
     def disarm(self, text: str, marker: str) -> str:
         """`text` with a `marker` inside whatever is a control token, or with its surroundings could be."""
-        text = self._pattern.sub(lambda match: match[0][0] + marker + match[0][1:], text)
+        while self._pattern.search(text):  # again, for tokens within or across tokens
+            text = self._pattern.sub(lambda match: match[0][0] + marker + match[0][1:], text)
         return self._disarm_end(self._disarm_start(text, marker), marker)
 
     def _disarm_start(self, text: str, marker: str) -> str:
-        """Against the template's own text before: the rest of a token, also once the template trims."""
-        blank = len(text) - len(text.lstrip())
-        longest = text[blank : blank + self._longest_part]
-        if any(longest[:size] in self._endings for size in range(1, len(longest) + 1)):
-            return text[:blank] + marker + text[blank:]
+        """A marker before the rest of a token that the template's text before it could complete.
+
+        It stands after leading blanks, so that a template that trims still does.
+        """
+        start = len(text) - len(text.lstrip())
+        sizes = range(1, min(self._longest_part, len(text) - start) + 1)
+        if any(text[start : start + size] in self._endings for size in sizes):
+            return text[:start] + marker + text[start:]
         return text
 
     def _disarm_end(self, text: str, marker: str) -> str:
-        """Against the template's own text after: the first part of a token."""
+        """The same at the end, for the first part of a token."""
         end = len(text.rstrip())
-        for start in range(max(0, end - self._longest_part), end):
-            if text[start:end] in self._beginnings:
-                return text[: start + 1] + marker + text[start + 1 :]
+        sizes = range(1, min(self._longest_part, end) + 1)
+        if any(text[end - size : end] in self._beginnings for size in sizes):
+            return text[:end] + marker + text[end:]
         return text
 
     def cut(self, text: str, marker: str) -> Iterator[Piece]:
