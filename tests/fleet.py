@@ -94,7 +94,7 @@ class Fleet:
                     os.kill(pid, 0)
                     await asyncio.sleep(0.005)
         except TimeoutError:
-            raise AssertionError(f"worker {name} did not come up:\n{log.read_text()}") from None
+            raise AssertionError(f"worker {name} did not come up; see {log}") from None
         finally:
             await redis.aclose()
 
