@@ -15,9 +15,11 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError, ResponseError
 
+from chairlift_client import calls
 from chairlift_client.address import CONNECT_TIMEOUT_S, Address, Target, parse_target
+from chairlift_client.calls import Call
 from chairlift_client.errors import ServerUnavailable, ServerUnsupported
-from chairlift_client.pubsub import ShardChannel
+from chairlift_client.pubsub import CLOSED, ShardChannel
 from chairlift_client.retry import call_with_retry, is_elsewhere
 
 log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class Shards:
         self._by_slot: list[Shard | None] = []  # empty: not a cluster, the first shard has every key
         self._refreshing = asyncio.Lock()
         self._generation = 0
+        self._closed = False
 
     @classmethod
     async def open(
@@ -111,6 +114,8 @@ class Shards:
 
     def shard_of(self, key: str) -> Shard:
         """The primary that serves a key, or all keys that begin with a partition's prefix."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
         if not self._by_slot:
             return next(iter(self._by_address.values()))
         slot = key_slot(key.encode())
@@ -141,6 +146,10 @@ class Shards:
         server = str(shard.address)
         return await call_with_retry(once, server=server, retry_s=self.retry_s, on_error=look_again)
 
+    async def run(self, call: Call[T]) -> T:
+        """Runs one operation of the protocol where its partition lives."""
+        return await self.call(call.prefix, lambda shard: calls.run(shard.redis, call))
+
     async def refresh(self) -> None:
         """Reads the cluster's slot map again from any node that answers; nothing to do without a cluster."""
         generation = self._generation
@@ -149,7 +158,8 @@ class Shards:
                 await self._read_slots()
 
     async def aclose(self) -> None:
-        """Closes all connections."""
+        """Closes all connections; using them afterwards is a RuntimeError."""
+        self._closed = True
         for shard in self.all:
             await shard.aclose()
         self._by_address.clear()

@@ -25,6 +25,7 @@ from chairlift_client.retry import Backoff
 
 log = logging.getLogger(__name__)
 
+CLOSED = "the client is closed"
 BUFFER_MESSAGES = 512
 PING_S = 5.0
 """A connection that owes an answer and has been silent for this long is given up."""
@@ -161,6 +162,7 @@ class ShardChannel:
         self.last_error: Exception | None = None
         self._backoff = Backoff()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def subscribe(self, channel: str, *, timeout_s: float = 10.0) -> Subscription:
         """Listens to a channel; once this returns, whatever is published arrives: the server has confirmed.
@@ -168,6 +170,8 @@ class ShardChannel:
         Raises ServerUnavailable without a confirmation within `timeout_s`, and redis.exceptions.ResponseError
         where the server refuses (MOVED: the channel's slot lives elsewhere now).
         """
+        if self._closed:
+            raise RuntimeError(CLOSED)
         subscription = self._join(channel.encode())
         topic = subscription._topic
         try:
@@ -188,13 +192,14 @@ class ShardChannel:
         return subscription
 
     async def aclose(self) -> None:
-        """Closes the connection; every reader gets an error."""
+        """Closes the connection; every reader gets a RuntimeError."""
+        self._closed = True
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.wait((task,))
         for topic in self._topics.values():
-            topic.fail(ConnectionError("the client was closed"))
+            topic.fail(RuntimeError(CLOSED))
         self._topics.clear()
 
     def _join(self, name: bytes) -> Subscription:

@@ -19,6 +19,7 @@ from redis.exceptions import (
     ConnectionError,
     MasterDownError,
     MovedError,
+    NoPermissionError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -26,7 +27,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from chairlift_client.errors import ServerUnavailable
+from chairlift_client.errors import ServerUnavailable, ServerUnsupported
 
 T = TypeVar("T")
 
@@ -80,7 +81,8 @@ async def call_with_retry(
     """What `operation` returns, repeated with backoff while its errors are of the passing kind.
 
     `server` names the server in messages and must hold no secret. `on_error` runs before each repeat.
-    Raises ServerUnavailable when no call succeeded within `retry_s` seconds, or the credentials are refused.
+    Raises ServerUnavailable when no call succeeded within `retry_s` seconds, or the credentials are refused,
+    and ServerUnsupported where the server does not permit the command.
     """
     deadline = monotonic() + retry_s
     backoff = Backoff()
@@ -90,6 +92,8 @@ async def call_with_retry(
         except RedisError as error:
             if isinstance(error, _REFUSED):
                 raise ServerUnavailable(f"{server} refuses this user or password: {error}") from error
+            if isinstance(error, NoPermissionError):
+                raise ServerUnsupported(f"{server} does not permit this user: {error}") from error
             if not passes(error):
                 raise
             pause_s = backoff.next_s()

@@ -239,5 +239,7 @@ async def test_closing_wakes_readers(redis_url: str, namespace: str) -> None:
     reader = asyncio.create_task(subscription.get(60))
     await asyncio.sleep(0)
     await shards.aclose()
-    with pytest.raises(RedisError, match="closed"):
+    with pytest.raises(RuntimeError, match="client is closed"):
         await reader
+    with pytest.raises(RuntimeError, match="client is closed"):
+        shards.shard_of("x")

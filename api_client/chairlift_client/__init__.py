@@ -1,0 +1,104 @@
+"""Chairlift for producers and subscribers: jobs into Redis, tokens out. Needs nothing but msgspec and redis.
+
+from chairlift_client import Client, SamplingParams
+
+async with Client("redis://localhost") as client:
+    result = await client.generate(
+        model="smollm2",
+        messages=[{"role": "user", "content": "Why is the sky blue?"}],
+        sampling=SamplingParams(max_tokens=100, temperature=0.7),
+    )
+    print(result.text)
+"""
+
+from chairlift_client.client import Client, Job
+from chairlift_client.errors import (
+    ChairliftError,
+    ConfigError,
+    IdempotencyConflict,
+    InvalidJob,
+    JobCancelled,
+    JobError,
+    JobExpired,
+    JobFailed,
+    JobTooLarge,
+    LogRewound,
+    ModelError,
+    QueueFull,
+    ResultTimeout,
+    ServerUnavailable,
+    ServerUnsupported,
+    UnknownModel,
+)
+from chairlift_client.operations import ListedJob
+from chairlift_client.protocol import (
+    Cancelled,
+    Choice,
+    ChoiceDelta,
+    Event,
+    Failed,
+    Finished,
+    JobClass,
+    JobResult,
+    JobState,
+    Limits,
+    Message,
+    ModelInfo,
+    Queued,
+    Resumed,
+    SamplingParams,
+    Started,
+    Timings,
+    Tokens,
+    Usage,
+)
+from chairlift_client.request import JobOptions
+from chairlift_client.status import JobStatus, ModelStatus, WorkerStatus
+from chairlift_client.sync import SyncClient, SyncJob
+
+__all__ = [
+    "Cancelled",
+    "ChairliftError",
+    "Choice",
+    "ChoiceDelta",
+    "Client",
+    "ConfigError",
+    "Event",
+    "Failed",
+    "Finished",
+    "IdempotencyConflict",
+    "InvalidJob",
+    "Job",
+    "JobCancelled",
+    "JobClass",
+    "JobError",
+    "JobExpired",
+    "JobFailed",
+    "JobOptions",
+    "JobResult",
+    "JobState",
+    "JobStatus",
+    "JobTooLarge",
+    "Limits",
+    "ListedJob",
+    "LogRewound",
+    "Message",
+    "ModelError",
+    "ModelInfo",
+    "ModelStatus",
+    "QueueFull",
+    "Queued",
+    "ResultTimeout",
+    "Resumed",
+    "SamplingParams",
+    "ServerUnavailable",
+    "ServerUnsupported",
+    "Started",
+    "SyncClient",
+    "SyncJob",
+    "Timings",
+    "Tokens",
+    "UnknownModel",
+    "Usage",
+    "WorkerStatus",
+]
