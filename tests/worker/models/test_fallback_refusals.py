@@ -12,6 +12,7 @@ from transformers import (
     CamembertConfig,
     DeepseekV3Config,
     DiffLlamaConfig,
+    DogeConfig,
     Lfm2Config,
     Llama4TextConfig,
     LlamaConfig,
@@ -77,6 +78,8 @@ def test_declared(config: PreTrainedConfig, message: str, tmp_path: Path) -> Non
         ),
         (DiffLlamaConfig(**TINY), "DiffLlamaForCausalLM .* used 2 times for each token"),
         (BertConfig(**TINY), "BertLMHeadModel .* neither causal nor causal with a fixed window"),
+        # Adds to its mask what each token's values say.
+        (DogeConfig(**TINY), "DogeForCausalLM .* neither causal nor causal with a fixed window"),
         (CamembertConfig(**TINY, is_decoder=True), "CamembertForCausalLM .* count positions from 0"),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else None,

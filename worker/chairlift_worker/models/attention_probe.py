@@ -123,14 +123,14 @@ def _record_call(
         window = sliding_window if causal else _UNKNOWN_MASK
     else:
         # Without flash attention it is the mask that decides; the argument may say less or nothing.
-        window = int(attention_mask.flatten()[0].item())
+        window = _window_in(attention_mask)
     calls.append(
         AttentionCall(
             query_shape=tuple(query.shape),
             key_shape=tuple(key.shape),
             value_shape=tuple(value.shape),
             window=window or None,
-            arguments=frozenset(key for key, value in arguments.items() if _matters(value)),
+            arguments=frozenset(name for name, given in arguments.items() if _matters(given)),
         )
     )
     own_values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
@@ -153,6 +153,13 @@ def _describe_mask(
     """A "mask" of the right shape that is filled with the window its rule amounts to."""
     window = _window_of(mask_function, context_tokens(config), device)
     return torch.full((batch_size, 1, q_length, kv_length), float(window), device=device)
+
+
+def _window_in(mask: Tensor) -> int:
+    """The window that `_describe_mask` wrote, if this is still its mask and nothing was added to it."""
+    window = mask.flatten()[0]
+    untouched = mask.dtype == torch.float32 and bool((mask == window).all()) and bool(window.isfinite())
+    return int(window.item()) if untouched else _UNKNOWN_MASK
 
 
 def _window_of(mask_function: Any, context: int, device: torch.device) -> int:
@@ -187,7 +194,7 @@ def _layer(name: str, module: nn.Module) -> AttentionLayer:
         raise unsupported(name, f"{query} do not go with {num_kv_heads} key heads of {head_dim}")
     if num_keys != _NUM_TOKENS:
         raise unsupported(name, f"{_NUM_TOKENS} tokens gave keys at {num_keys} positions")
-    if call.window == _UNKNOWN_MASK:
+    if call.window is not None and call.window < 0:
         raise unsupported(name, "its mask is neither causal nor causal with a fixed window")
     foreign = call.arguments - _UNDERSTOOD - _HARMLESS
     if foreign:
