@@ -26,7 +26,7 @@ def test_every_example_of_the_page_is_known() -> None:
     assert len(_hex_blocks()) == len(EXAMPLES)
 
 
-@pytest.mark.parametrize(("wire", "event"), zip(_hex_blocks(), EXAMPLES, strict=True))
+@pytest.mark.parametrize(("wire", "event"), list(zip(_hex_blocks(), EXAMPLES, strict=True)))
 def test_examples(wire: bytes, event: LoggedEvent) -> None:
     assert decode_event(wire) == event
     if isinstance(event, Tokens):
