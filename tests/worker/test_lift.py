@@ -170,7 +170,8 @@ async def test_sigterm_hands_back_unspent(fleet: Fleet, redis_url: str, namespac
         await listening
         for transcript in transcripts:
             transcript.check(await client.result(transcript.job_id, timeout=30))
-        assert any((await job.result()).attempts == 2 for job in jobs)
+        results = [await job.result() for job in jobs]
+        assert any(result.attempts == 2 for result in results)
     await second.kill()
 
 
