@@ -45,10 +45,16 @@ def draw_key(seed: int, choice: int, position: int, purpose: Purpose) -> int:
     return key
 
 
-def gumbel_noise(key: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise [N] float32 for the token ids [N] int64."""
+def random_bits(key: int, token_ids: Tensor) -> Tensor:
+    """64 random bits [N], read as int64, for the token ids [N] int64."""
     bits = (token_ids + 1).mul_(_signed(_GAMMA)).add_(_signed(key))
-    _mix_in_place(bits)
+    bits.bitwise_xor_(_shift_right(bits, 30)).mul_(_signed(_FIRST))
+    bits.bitwise_xor_(_shift_right(bits, 27)).mul_(_signed(_SECOND))
+    return bits.bitwise_xor_(_shift_right(bits, 31))
+
+
+def gumbel_noise(bits: Tensor) -> Tensor:
+    """Standard Gumbel noise [N] float32, always finite, from random bits [N] int64."""
     uniform = _shift_right(bits, 11).to(torch.float32).mul_(2.0**-53)
     uniform.clamp_(2.0**-54, 1.0 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
@@ -58,12 +64,6 @@ def _mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * _FIRST) & _MASK
     value = ((value ^ (value >> 27)) * _SECOND) & _MASK
     return value ^ (value >> 31)
-
-
-def _mix_in_place(values: Tensor) -> None:
-    values.bitwise_xor_(_shift_right(values, 30)).mul_(_signed(_FIRST))
-    values.bitwise_xor_(_shift_right(values, 27)).mul_(_signed(_SECOND))
-    values.bitwise_xor_(_shift_right(values, 31))
 
 
 def _shift_right(values: Tensor, num_bits: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from chairlift_client.protocol import SamplingParams
-from chairlift_worker.engine.noise import Purpose, draw_key, gumbel_noise
+from chairlift_worker.engine.noise import Purpose, draw_key, gumbel_noise, random_bits
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the division would leave nothing but the largest logit anyway."""
@@ -56,12 +56,12 @@ def _choose(logits: Tensor, draw: Draw) -> Tensor:
         banned = torch.tensor(sorted(draw.banned), device=logits.device)
         logits = logits.index_fill(0, banned, -torch.inf)
     if draw.sampling.temperature < GREEDY_BELOW:
-        return logits.argmax()
+        return _best(logits)
     # The largest becomes 0 first, so that no temperature can overflow it.
     scores = (logits - logits.max()) / draw.sampling.temperature
     token_ids, scores = _filter(scores, draw.sampling)
     key = draw_key(draw.seed, draw.choice, draw.position, Purpose.TOKEN)
-    return token_ids[(scores + gumbel_noise(key, token_ids)).argmax()]
+    return token_ids[_best(scores + gumbel_noise(random_bits(key, token_ids)))]
 
 
 def _filter(scores: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def _keep_top_p(token_ids: Tensor, scores: Tensor, top_p: float) -> tuple[Tensor
     """
     probabilities = scores.softmax(dim=0)
     candidates = probabilities >= (1.0 - top_p) / len(scores)
-    candidates[scores.argmax()] = True
+    candidates[_best(scores)] = True
     token_ids, scores = _best_first(token_ids, scores, candidates)
     probabilities, _ = probabilities[candidates].sort(descending=True)
     mass_before = probabilities.cumsum(dim=0) - probabilities
@@ -105,3 +105,8 @@ def _best_first(token_ids: Tensor, scores: Tensor, kept: Tensor) -> tuple[Tensor
     """The kept ones, best first. Equal scores stay in their order, which is by id."""
     scores, positions = scores[kept].sort(descending=True, stable=True)
     return token_ids[kept][positions], scores
+
+
+def _best(scores: Tensor) -> Tensor:
+    """The index [] of the largest, of equals the first; a third of argmax's time on a CPU."""
+    return scores.max(dim=0).indices
