@@ -38,8 +38,8 @@ Command: TypeAlias = Add | Cancel | Stop
 class Listener(Protocol):
     """Hears of the engine's doings, in the event loop's thread."""
 
-    def stepped(self, report: StepReport) -> None:
-        """A step is done."""
+    def stepped(self, report: StepReport, started_ms: int) -> None:
+        """A step is done; it began at `started_ms` of the server's clock."""
         ...
 
     def refused(self, failure: Failure) -> None:
@@ -89,15 +89,16 @@ class EngineThread:
 
     def _work(self) -> None:
         while self._obey():
+            started_ms = self._clock.now_ms()
             try:
-                report = self._engine.step(self._clock.now_ms())
+                report = self._engine.step(started_ms)
             except Exception as error:
                 log.exception("the engine broke down in a step")
                 self._drop_everything(f"{type(error).__name__}: {error}")
                 continue
             if report is not None:
                 self._forget_ended(report)
-                self._call(self._listener.stepped, report)
+                self._call(self._listener.stepped, report, started_ms)
 
     def _obey(self) -> bool:
         """Take all commands; wait for one where there is nothing to step."""

@@ -53,7 +53,7 @@ class JobFlow:
         self._num_boarded = 0
         self.on_outgoing: Callable[[], None] = lambda: None
         """Called when the outbox has something new."""
-        self.on_step: Callable[[StepReport, int], None] = lambda report, at_ms: None
+        self.on_step: Callable[[StepReport, int], None] = lambda report, started_ms: None
         self.on_death: Callable[[BaseException], None] = lambda error: None
         self.on_let_go: Callable[[], None] = lambda: None
         self.thread: EngineThread | None = None
@@ -104,7 +104,7 @@ class JobFlow:
 
     # From the engine.
 
-    def stepped(self, report: StepReport) -> None:
+    def stepped(self, report: StepReport, started_ms: int) -> None:
         """Publish a step's outcome."""
         now_ms = self._clock.now_ms()
         for delta in report.deltas:
@@ -119,7 +119,7 @@ class JobFlow:
                 self._let_go(attempt)
         for failure in report.failures:
             self.refused(failure)
-        self.on_step(report, now_ms)
+        self.on_step(report, started_ms)
         self.on_outgoing()
 
     def refused(self, failure: Failure) -> None:

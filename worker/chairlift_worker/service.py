@@ -158,11 +158,11 @@ class Worker:
         for exchange in self._exchanges:
             exchange.ring()
 
-    def _note_step(self, report: StepReport, at_ms: int) -> None:
+    def _note_step(self, report: StepReport, started_ms: int) -> None:
         self._board.num_stalled = report.stats.num_waiting
         self._heartbeat.last_step = report.stats
         self._heartbeat.num_tokens += sum(len(delta.token_ids) for delta in report.deltas)
-        self._step_log.write(report.stats, at_ms)
+        self._step_log.write(report.stats, started_ms)
 
     def _note_death(self, error: BaseException) -> None:
         self._death = error

@@ -10,10 +10,10 @@ from chairlift_worker.engine.request import StepStats
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """A line of the step log. `jobs` are job ids; times in ms, `at_ms` by the server's clock."""
+    """A line of the step log. `jobs` are job ids; times in ms, `started_ms` by the server's clock."""
 
     step: int
-    at_ms: int
+    started_ms: int
     jobs: tuple[str, ...]
     prefill_tokens: int
     decode_tokens: int
@@ -33,13 +33,13 @@ class StepLog:
         self._file: IO[bytes] | None = open(path, "ab", buffering=0) if path else None  # noqa: SIM115
         self._encoder = msgspec.json.Encoder()
 
-    def write(self, stats: StepStats, at_ms: int) -> None:
+    def write(self, stats: StepStats, started_ms: int) -> None:
         """Append one step."""
         if self._file is None:
             return
         record = StepRecord(
             step=stats.step,
-            at_ms=at_ms,
+            started_ms=started_ms,
             jobs=tuple(key.partition(" ")[0] for key in stats.job_ids),
             prefill_tokens=stats.num_prefill_tokens,
             decode_tokens=stats.num_decode_tokens,
