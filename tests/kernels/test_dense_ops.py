@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from chairlift_kernels import rms_norm, rope, silu_mul, write_kv
 
 DTYPES = pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from chairlift_kernels import cpu, paged_attention, reference
 from torch import Tensor
+
+from chairlift_kernels import cpu, paged_attention, reference
 
 Op = Callable[..., Tensor]
 OPS = pytest.mark.parametrize(
