@@ -47,25 +47,36 @@ local function never_fits(prompt, output, limits)
   return nil
 end
 
--- A few of the oldest listed jobs are looked at on each submit, so that the list forgets what has expired.
-local function list_job(p, id, now, life)
-  for _, old in ipairs(redis.call('ZRANGE', p .. ':jobs', 0, 1)) do
-    if redis.call('EXISTS', job_key(p, old)) == 0 then
-      redis.call('ZREM', p .. ':jobs', old)
-    end
+-- A job begins its life: all its fields, its counters, its place in line or among the delayed.
+local function begin(p, id, job, due, now)
+  local life = due - now + life_of(job.queue_ttl, job.result_ttl)
+  redis.call('HSET', job_key(p, id), 'version', job.version, 'class', job.class, 'tenant', job.tenant,
+    'bytes', job.bytes, 'cost', job.cost, 'seed', job.seed, 'deadline', job.deadline, 'queue_ttl', job.queue_ttl,
+    'result_ttl', job.result_ttl, 'idem', job.idem, 'submitted', now, 'epoch', 0, 'seq', 0, 'tokens', 0,
+    'losses', 0, 'failures', 0, 'body', job.body)
+  keep_job(p, id, job.idem, life)
+  list_job(p, id, now)
+  look_at(p, id, patience(due, job.queue_ttl, job.deadline))
+  count(p, 'bytes', job.bytes)
+  count(p, 'jobs:' .. job.tenant, 1)
+  redis.call('HINCRBY', p .. ':n', 'submitted', 1)
+  if due > now then
+    delay(p, id, due, life)
+  else
+    enqueue(p, id, 'q:' .. job.class .. ':' .. job.tenant, now, life)
   end
-  redis.call('ZADD', p .. ':jobs', now, id)
-  keep(p .. ':jobs', life)
 end
 
+-- Overdue jobs are ended here too, so that a queue without workers does not stay full of them.
 local function submit(keys, args)
-  local p, id, class, tenant, bytes = keys[1], args[1], args[3], args[4], tonumber(args[5])
+  local p, id, tenant, bytes = keys[1], args[1], args[4], tonumber(args[5])
   local now = now_ms()
   local idem, body_hash = args[13], args[14]
   local known = find_repeat(p, id, idem, body_hash, now)
   if known then
     return known
   end
+  expire_due(p, now, 8)
   local limits = redis.call('HMGET', p .. ':limits', 'known', 'waiting', 'bytes', 'tenant', 'context', 'pool')
   if not limits[1] and args[17] ~= '1' then
     return { 'unknown' }
@@ -74,36 +85,14 @@ local function submit(keys, args)
   if refusal then
     return refusal
   end
-
-  local due = math.max(now + tonumber(args[9]), tonumber(args[10]))
-  local queue_until = due + tonumber(args[11])
-  local deadline = tonumber(args[8]) > 0 and now + tonumber(args[8]) or 0
-  local life = queue_until - now + tonumber(args[12])
-  redis.call('HSET', job_key(p, id), 'version', args[2], 'class', class, 'tenant', tenant, 'bytes', bytes,
-    'cost', args[6], 'seed', args[7], 'deadline', deadline, 'queue_until', queue_until, 'queue_ttl', args[11],
-    'result_ttl', args[12], 'idem', idem, 'submitted', now, 'epoch', 0, 'seq', 0, 'tokens', 0, 'losses', 0,
-    'failures', 0, 'body', args[18])
-  redis.call('PEXPIRE', job_key(p, id), life)
   if idem ~= '' then
     redis.call('HSET', p .. ':idem:' .. idem, 'id', id, 'hash', body_hash)
-    redis.call('PEXPIRE', p .. ':idem:' .. idem, life)
   end
-  list_job(p, id, now, life)
-  count(p, 'bytes', bytes)
-  count(p, 'jobs:' .. tenant, 1)
-  redis.call('HINCRBY', p .. ':n', 'submitted', 1)
-  redis.call('ZADD', p .. ':expiry', deadline > 0 and math.min(deadline, queue_until) or queue_until, id)
-  keep(p .. ':expiry', life)
-  if due > now then
-    redis.call('HSET', job_key(p, id), 'state', 'delayed')
-    redis.call('ZADD', p .. ':later', due, id)
-    keep(p .. ':later', life)
-    count(p, 'delayed', 1)
-    keep(p .. ':n', life)
-    wake(p)
-  else
-    enqueue(p, id, 'q:' .. class .. ':' .. tenant, now, life)
-  end
+  begin(p, id, {
+    version = args[2], class = args[3], tenant = tenant, bytes = bytes, cost = args[6], seed = args[7],
+    deadline = tonumber(args[8]) > 0 and now + tonumber(args[8]) or 0, queue_ttl = args[11], result_ttl = args[12],
+    idem = idem, body = args[18],
+  }, math.max(now + tonumber(args[9]), tonumber(args[10])), now)
   return { 'ok', id, now }
 end
 register('submit', submit)
@@ -112,4 +101,4 @@ register('submit', submit)
 -- partition count of before the last growth.
 register('find', function(keys, args)
   return find_repeat(keys[1], '', args[1], args[2], now_ms()) or {}
-end)
+end, { 'no-writes' })
