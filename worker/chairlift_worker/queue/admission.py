@@ -25,7 +25,7 @@ def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineReque
     _check(body)
     return EngineRequest(
         job_id=attempt.key,
-        prompt_token_ids=_prompt(body, tokenizer, attempt.job.submitted_ms),
+        prompt_token_ids=tuple(tokenizer.prompt_ids(body, attempt.job.submitted_ms)),
         sampling=body.sampling,
         seed=attempt.job.seed,
         logged_token_ids=attempt.logged_token_ids,
@@ -48,11 +48,3 @@ def _check(body: JobBody) -> None:
         checks.check_text("prompt", body.prompt)
     else:
         checks.check_token_ids("token_ids", body.token_ids, limits.prompt_tokens)
-
-
-def _prompt(body: JobBody, tokenizer: ChatTokenizer, submitted_ms: int) -> tuple[int, ...]:
-    if body.messages is not None:
-        return tuple(tokenizer.render(body.messages, submitted_ms))
-    if body.prompt is not None:
-        return tuple(tokenizer.encode_prompt(body.prompt))
-    return body.token_ids or ()

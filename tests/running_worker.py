@@ -1,0 +1,45 @@
+"""A worker with the tiny model inside the test's own process and loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from chairlift_client.connection import Shards
+from chairlift_worker.bootstrap import draw_worker_id, make_engine
+from chairlift_worker.config import WorkerConfig
+from chairlift_worker.models.loading import LoadedModel, load_model
+from chairlift_worker.models.source import default_cache
+from chairlift_worker.service import Worker
+from tiny_model import TINY_MODEL
+
+
+@cache
+def tiny(kv_tokens: int = 8192) -> LoadedModel:
+    """The tiny model, loaded once. Only one worker at a time may use it: the KV pool is the runner's."""
+    torch.set_num_threads(1)
+    return load_model(str(TINY_MODEL), cache=default_cache(), kv_tokens=kv_tokens, device="cpu")
+
+
+@asynccontextmanager
+async def running_worker(
+    url: str, namespace: str, *, kv_tokens: int = 8192, **fields: Any
+) -> AsyncIterator[Worker]:
+    """Runs until the block ends, then drains."""
+    config = WorkerConfig(
+        model=str(TINY_MODEL), name="tiny", redis_url=url, namespace=namespace, **{"lease_s": 2.0, **fields}
+    )
+    model = tiny(kv_tokens)
+    async with await Shards.open(url) as shards:
+        worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
+        running = asyncio.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            worker.stop_now()
+            await running

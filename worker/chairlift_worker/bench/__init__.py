@@ -1,0 +1,1 @@
+"""`chairlift bench`: what the service costs and how fast it is, measured."""
