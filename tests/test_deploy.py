@@ -1,0 +1,117 @@
+"""The files for Docker say what they should, and every command that they run exists."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from chairlift_worker.config import WorkerConfig
+
+ROOT = Path(__file__).parents[1]
+COMPOSE = [ROOT / "docker-compose.yml", ROOT / "deploy" / "compose.gpu.yml"]
+
+
+def services() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(COMPOSE[0].read_text())
+    found: dict[str, Any] = document["services"]
+    return found
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def tool(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+@pytest.mark.parametrize("path", COMPOSE, ids=lambda path: path.name)
+def test_compose_file_follows_the_schema(path: Path) -> None:
+    checked = run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(path))
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_compose_schema_check_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "c.yml").write_text("services: {redis: {imag: redis}}\n")
+    checked = run(
+        tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(tmp_path / "c.yml")
+    )
+    assert "imag" in checked.stdout
+
+
+def test_dockerfile_passes_the_linter() -> None:
+    checked = run(tool("hadolint"), "--failure-threshold", "style", str(ROOT / "Dockerfile"))
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_commands_of_the_compose_file_exist() -> None:
+    known = {entry.name for entry in entry_points(group="chairlift.commands")}
+    commands = {name: service["command"][0] for name, service in services().items() if name != "redis"}
+    assert commands == {"worker": "worker", "producer": "submit"}
+    for command in commands.values():
+        shown = run(tool("chairlift"), command, "--help")
+        assert shown.returncode == 0, shown.stderr
+    assert "worker" in known
+
+
+def test_the_producer_uses_flags_that_submit_has() -> None:
+    flags = [part for part in services()["producer"]["command"] if part.startswith("--")]
+    shown = run(tool("chairlift"), "submit", "--help").stdout
+    assert flags
+    assert [flag for flag in flags if flag not in shown] == []
+
+
+def test_environment_of_the_worker_is_made_of_settings() -> None:
+    fields = {field.name for field in msgspec.structs.fields(WorkerConfig)}
+    environment = services()["worker"]["environment"]
+    assert {name.removeprefix("CHAIRLIFT_").lower() for name in environment} <= fields
+
+
+def test_drain_fits_into_the_grace_period_of_the_container() -> None:
+    worker = services()["worker"]
+    assert float(worker["environment"]["CHAIRLIFT_GRACE_S"]) < float(worker["stop_grace_period"].rstrip("s"))
+
+
+def test_redis_is_kept_on_disk_and_evicts_nothing() -> None:
+    command = services()["redis"]["command"]
+    options = dict(zip(command[1::2], command[2::2], strict=True))
+    assert options["--appendonly"] == "yes"
+    assert options["--maxmemory-policy"] == "noeviction"
+    assert "--appendfsync" in options
+
+
+def test_constraints_are_exact_and_cover_every_dependency() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
+    pinned = {_normal(line.partition("==")[0]) for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    names = {_normal(requirement) for requirement in wanted} - {"chairlift"}
+    assert names - pinned == set()
+
+
+def _normal(requirement: str) -> str:
+    name = requirement
+    for stop in ";[<>=~ ":
+        name = name.partition(stop)[0]
+    return name.lower().replace("_", "-")
+
+
+def test_health_says_no_without_a_worker(redis_url: str, namespace: str) -> None:
+    environment = {"CHAIRLIFT_REDIS_URL": redis_url, "CHAIRLIFT_NAMESPACE": namespace}
+    checked = subprocess.run(
+        [sys.executable, "-m", "chairlift_worker.health"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout.partition(" on ")[0]) == (1, "no live worker")
