@@ -82,7 +82,9 @@ class LeaseKeeper:
             return
         self._renewed_at[prefix] = sent_at
         for attempt in attempts:
-            if attempt.job.job_id in reply.lost and self._board.get(attempt.key):
+            if self._board.get(attempt.key) is None:
+                continue  # it ended while the question was under way
+            if attempt.job.job_id in reply.lost:
                 self._on_lost(attempt)
             elif (attempt.job.job_id, attempt.job.epoch) in reply.cancelled:
                 self._on_cancelled(attempt)
