@@ -140,6 +140,8 @@ def test_the_answers_are_sensible(tokenizer: Any, answers: list[Answer]) -> None
     }
     assert texts["tiny-01"].startswith("Hi there!")
     assert "meadow" in texts["tiny-09"]
+    assert texts["tiny-16"].startswith("🦊 is a fox.")
+    assert "小红" in texts["tiny-38"]
     assert "Gökten" in texts["tiny-34"] or "İyi geceler" in texts["tiny-34"]
     assert len(set(texts.values())) >= 45
     assert not any("\ufffd" in text for text in texts.values())
