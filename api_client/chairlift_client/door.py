@@ -82,7 +82,9 @@ class Door:
             job.model, info.partitions, tenant=job.tenant, idempotency_key=job.idempotency_key
         )
         prefix = keys.prefix(self._namespace, job.model, job_id.partition)
-        return _Placed(index, job.model, operations.submit(prefix, job.submission(str(job_id))))
+        # The model is known here; a worker that has just announced it may not have opened this partition yet.
+        submission = job.submission(str(job_id))._replace(allow_unknown=True)
+        return _Placed(index, job.model, operations.submit(prefix, submission))
 
     async def _find_earlier(self, job: CheckedJob, info: ModelInfo) -> SubmitReply | None:
         if job.idempotency_key is None or not info.previous_partitions:
