@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_constraints_are_exact_and_cover_every_dependency() -> None:
     assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
     pinned = {_normal(line.partition("==")[0]) for line in lines}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     names = {_normal(requirement) for requirement in wanted} - {"chairlift"}
     assert names - pinned == set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def client_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def client_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment with nothing but `pip install .`."""
     folder = tmp_path_factory.mktemp("client")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     subprocess.run([folder / "bin" / "pip", "install", "--quiet", ROOT], check=True)
-    yield folder / "bin"
+    return folder / "bin"
 
 
 def output(*command: str | Path) -> str:
