@@ -33,7 +33,8 @@ class PlayedWorker:
         self.namespace = namespace
         self.model = model
         self.partitions = partitions
-        self.name = "played-1"
+        # A name of its own: a claim of the same name and number is answered as the first one was.
+        self.name = f"played-{keys.random_base62(8)}"
         self._number = 0
 
     @classmethod

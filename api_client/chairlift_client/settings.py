@@ -54,20 +54,20 @@ def load_settings(
     toml_path: Path | None,
     *,
     section: str = "",
-    whole_environment: bool = True,
+    shared: bool = False,
 ) -> S:
     """The settings of a command.
 
     `flags` by field name; None stands for a flag that was not given. In the file, the fields stand at the
-    top or in the table `section`; other tables are other commands' affair. With `whole_environment`
-    False, a `CHAIRLIFT_*` variable that is no field is refused only when it looks misspelled, for
-    commands that share their environment with others.
+    top or in the table `section`; other tables are other commands' affair. A `shared` command uses a file
+    and an environment that were made for others too: there, an unknown name outside its own table is
+    refused only when it looks like a misspelled one.
     Raises ConfigError, which names the field, where its value came from and, unless secret, the value.
     """
     known = [field.name for field in msgspec.structs.fields(struct_type)]
     layers = (
-        _from_file(toml_path, section, known),
-        _from_environment(environ, known, whole_environment),
+        _from_file(toml_path, section, known, shared),
+        _from_environment(environ, known, shared),
         _from_flags(flags, known),
     )
     types = {field.name: field.type for field in msgspec.structs.fields(struct_type)}
@@ -75,7 +75,7 @@ def load_settings(
     return _build(struct_type, values)
 
 
-def _from_file(path: Path | None, section: str, known: Collection[str]) -> Iterator[_Value]:
+def _from_file(path: Path | None, section: str, known: Collection[str], shared: bool) -> Iterator[_Value]:
     if path is None:
         return
     table = _read_toml(path)
@@ -85,7 +85,7 @@ def _from_file(path: Path | None, section: str, known: Collection[str]) -> Itera
     for field, value in table.items():
         if field in known:
             yield _Value(field, value, f"{path}")
-        elif not isinstance(value, dict):
+        elif not isinstance(value, dict) and (not shared or _nearest(field, known)):
             raise _unknown(field, f"{path}", known)
     for field, value in own.items():
         if field not in known:
@@ -103,14 +103,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 
-def _from_environment(environ: Mapping[str, str], known: Collection[str], whole: bool) -> Iterator[_Value]:
+def _from_environment(environ: Mapping[str, str], known: Collection[str], shared: bool) -> Iterator[_Value]:
     for variable, value in environ.items():
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
         if name == variable or name in _NO_SETTINGS:
             continue
         if name.lower() in known and name.isupper():
             yield _Value(name.lower(), value, variable, is_text=True)
-        elif not _FROM_KUBERNETES.fullmatch(name) and (whole or _nearest(name.lower(), known)):
+        elif not _FROM_KUBERNETES.fullmatch(name) and (not shared or _nearest(name.lower(), known)):
             raise _unknown(name.lower(), "the environment", known, spelled=variable)
 
 

@@ -191,8 +191,10 @@ class SyncClient:
             while not isinstance(item := self._wait(next_item()), _End):
                 yield item
         finally:
-            if self._loop is not None:
-                self._wait(_aclose(items))
+            if self._loop is None or threading.current_thread() is self._thread:
+                pass  # closed with the client, or found by the garbage collector over there: not to be awaited
+            else:
+                self._wait(items.aclose())
 
 
 class _End:
@@ -200,7 +202,3 @@ class _End:
 
 
 _END = _End()
-
-
-async def _aclose(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()

@@ -291,7 +291,7 @@ async def test_models_and_workers(client: Client, worker: PlayedWorker) -> None:
     assert list(models) == ["m"]
     assert models["m"].partitions == 3
     (seen,) = await client.workers()
-    assert (seen.worker_id, seen.model, seen.fields["pid"]) == ("played-1", "m", "7")
+    assert (seen.worker_id, seen.model, seen.fields["pid"]) == (worker.name, "m", "7")
 
 
 async def test_any_client_goes_on_from_an_id(client: Client, worker: PlayedWorker, redis_url: str) -> None:

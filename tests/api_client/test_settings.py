@@ -104,9 +104,18 @@ def test_a_shared_environment_is_refused_only_where_it_looks_misspelled() -> Non
         "CHAIRLIFT_PORT": "tcp://10.0.0.1:80",
         "CHAIRLIFT_SERVICE_HOST": "10.0.0.1",
     }
-    assert load_settings(Example, flags, environ, None, whole_environment=False).model == "m"
+    assert load_settings(Example, flags, environ, None, shared=True).model == "m"
     with pytest.raises(ConfigError, match="CHAIRLIFT_MODELS"):
-        load_settings(Example, flags, {"CHAIRLIFT_MODELS": "x"}, None, whole_environment=False)
+        load_settings(Example, flags, {"CHAIRLIFT_MODELS": "x"}, None, shared=True)
+
+
+def test_a_shared_file_is_refused_only_where_it_looks_misspelled(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'model = "m"\nzzz = 1\n')
+    assert load_settings(Example, {}, {}, path, shared=True).model == "m"
+    with pytest.raises(ConfigError, match="zzz"):
+        load_settings(Example, {}, {}, path)
+    with pytest.raises(ConfigError, match=r"blocksize.*did you mean `block_size`"):
+        load_settings(Example, {}, {}, toml(tmp_path, 'model = "m"\nblocksize = 1\n'), shared=True)
 
 
 def test_variables_of_a_kubernetes_service_are_no_settings() -> None:
