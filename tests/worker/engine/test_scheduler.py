@@ -154,11 +154,24 @@ def test_running_jobs_keep_their_pace_while_a_long_prompt_is_read() -> None:
     scheduler.add(sequence("first", 1, 30, order=1))
     scheduler.add(sequence("second", 1, 30, order=2))
     run_step(scheduler)
-    scheduler.add(sequence("long", 20, 5, order=3))
+    # Even one that is older than they are.
+    scheduler.add(sequence("long", 20, 5, order=0))
     for _ in range(5):
         schedule = run_step(scheduler)
         assert {rider.job_id for rider in schedule.sequences} == {"first", "second", "long"}
         assert (schedule.num_decode_tokens, schedule.num_prefill_tokens) == (2, 4)
+
+
+def test_blocks_that_a_running_prompt_still_needs_are_not_given_to_newcomers() -> None:
+    """10 blocks of 2: the long prompt needs 9 of them, but takes them a chunk at a time."""
+    scheduler = Scheduler(BlockPool(10, 2), EngineConfig(4, 8, 4))
+    long = sequence("long", 17, 2, order=0)
+    scheduler.add(long)
+    scheduler.add(sequence("short", 3, 4, order=1))
+    while scheduler.num_running or scheduler.num_waiting:
+        schedule = run_step(scheduler)
+        assert schedule.sequences == (long,) or len(long.token_ids) == long.max_total_tokens
+    assert scheduler.num_preemptions == 0
 
 
 def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
