@@ -191,9 +191,8 @@ class SyncClient:
             while not isinstance(item := self._wait(next_item()), _End):
                 yield item
         finally:
-            if self._loop is None or threading.current_thread() is self._thread:
-                pass  # closed with the client, or found by the garbage collector over there: not to be awaited
-            else:
+            # Closed already with the client; or this is the garbage collector, in the loop's own thread.
+            if self._loop is not None and threading.current_thread() is not self._thread:
                 self._wait(items.aclose())
 
 
