@@ -39,9 +39,7 @@ def main() -> int:
     host = socket.gethostname()
     try:
         path = find_file(None, os.environ)
-        settings = load_settings(
-            HealthSettings, {}, os.environ, path, section="worker", whole_environment=False
-        )
+        settings = load_settings(HealthSettings, {}, os.environ, path, shared=True)
         workers = asyncio.run(live_workers(settings, host))
     except ChairliftError as error:
         print(error)
