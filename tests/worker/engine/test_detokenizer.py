@@ -123,6 +123,18 @@ def test_a_character_comes_whole_with_its_last_byte() -> None:
     assert stream(tokenizer, token_ids) == ["", "", "", "😊", "", "", "똻", ""]
 
 
+def test_a_replacement_character_that_is_meant_is_text() -> None:
+    tokenizer = sentence_piece_like()
+    assert "".join(stream(tokenizer, [3 + byte for byte in "\ufffdࠀ".encode()])) == "\ufffdࠀ"
+
+
+def test_a_character_given_out_stays_when_its_byte_run_breaks() -> None:
+    tokenizer = sentence_piece_like()
+    token_ids = [*(3 + byte for byte in "漢".encode()), 3 + 0xFF, token_id(tokenizer, "a")]
+    assert tokenizer.decode(token_ids) == "\ufffd" * 4 + "a"
+    assert stream(tokenizer, token_ids) == ["", "", "漢", "", "\ufffda", ""]
+
+
 def test_an_incomplete_character_is_flushed_as_the_whole_decode_has_it() -> None:
     for tokenizer in (byte_level(), sentence_piece_like()):
         token_ids = tokenizer.encode("a漢", add_special_tokens=False).ids[:-1]

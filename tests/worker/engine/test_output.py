@@ -59,6 +59,13 @@ def test_a_stop_string_inside_characters_of_several_tokens() -> None:
     assert job.stop_reason == "똻。"
 
 
+def test_nothing_comes_after_a_stop_string_that_broken_bytes_complete() -> None:
+    job = output(SamplingParams(stop=("\ufffd",)))
+    first_byte = encode("똻")[0]
+    assert feed(job, [*encode("a"), *[first_byte] * 8]) == "a"
+    assert job.stop_reason == "\ufffd"
+
+
 def test_an_end_token_is_a_token_without_text() -> None:
     job = output(SamplingParams())
     token_ids = encode("the lift")

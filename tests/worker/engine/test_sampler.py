@@ -78,6 +78,23 @@ def test_a_tie_at_the_edge_of_a_filter_goes_to_the_lower_id(sampling: SamplingPa
     assert set(draw_many(logits, sampling, seed=3)) == {0, 1, 3}
 
 
+def test_of_a_whole_vocabulary_of_ties_the_first_are_kept() -> None:
+    rows = torch.zeros(60, 5000)
+    drawn = sample(rows, [Draw(SamplingParams(top_k=3), 1, position) for position in range(60)])
+    assert set(drawn) == {0, 1, 2}
+    drawn = sample(rows, [Draw(SamplingParams(top_p=3.5 / 5000), 1, position) for position in range(60)])
+    assert set(drawn) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("top_p", [1e-50, 0.04, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97])
+def test_top_p_keeps_the_shortest_prefix(top_p: float) -> None:
+    """Nearly even probabilities, so that all that is kept is drawn."""
+    logits = [0.02 * index for index in range(20)]
+    sampling = SamplingParams(top_p=top_p)
+    drawn = sample(torch.tensor(logits).expand(400, -1), [Draw(sampling, 1, i) for i in range(400)])
+    assert set(drawn) == set(expected_probabilities(logits, sampling))
+
+
 def test_greedy_takes_the_largest_and_of_equals_the_lowest_id() -> None:
     logits = torch.zeros(3, 49_157)
     logits[0, [49_156, 40_000, 123]] = 5.0

@@ -65,6 +65,18 @@ def test_before_min_tokens_a_stop_is_text_but_one_that_began_there_still_counts(
     assert matcher.matched == "END"
 
 
+def test_a_stop_passed_over_before_min_tokens_is_not_found_later() -> None:
+    matcher = StopMatcher(("END", "END of all"))
+    assert matcher.append("END", may_match=False) == ""  # the longer one may still come
+    assert matcher.append(" of") == ""
+    assert matcher.append(" it") == "END of it"
+    assert matcher.matched is None
+
+
+def test_a_stop_passed_over_is_not_held() -> None:
+    assert StopMatcher(("END", "something longer")).append("END", may_match=False) == "END"
+
+
 def test_an_empty_stop_string_matches_nothing() -> None:
     assert feed(StopMatcher(("",)), ["a", "b"]) == ["a", "b", ""]
 
