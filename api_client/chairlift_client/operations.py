@@ -184,6 +184,6 @@ def dead_drop(prefix: str, letter: str) -> Call[int]:
 
 def dead_retry(
     prefix: str, letter: str, *, queue_ttl_ms: int, result_ttl_ms: int
-) -> Call[Literal["ok", "absent", "live"]]:
-    """Give a dead letter a new life under its id."""
+) -> Call[Literal["ok", "dup", "absent", "live"]]:
+    """Give a dead letter a new life under its id; `live` where that job was begun anew already."""
     return Call("dead_retry", prefix, (letter, queue_ttl_ms, result_ttl_ms), word)

@@ -10,7 +10,7 @@ from chairlift_client.protocol import JobClass, JobState
 
 EmitAnswer: TypeAlias = Literal["ok", "dup", "lost", "gap"]
 FinishAnswer: TypeAlias = Literal["ok", "dup", "lost", "gap"]
-FailAnswer: TypeAlias = Literal["ok", "dead", "dup", "lost"]
+FailAnswer: TypeAlias = Literal["ok", "dead", "cancelled", "dup", "lost"]
 HandBackAnswer: TypeAlias = Literal["ok", "dead", "cancelled", "dup", "lost"]
 
 
@@ -148,12 +148,16 @@ class RetryPolicy(NamedTuple):
 
 
 class ReapReply(NamedTuple):
-    """Counts of one sweep; `quiet` while the server is believed to have been away."""
+    """Counts of one sweep; `quiet` while the server is believed to have been away.
+
+    `mended`: jobs whose place was gone (somebody deleted a stream) and that have one again.
+    """
 
     quiet: bool
     moved: int = 0
     buried: int = 0
     cancelled: int = 0
+    mended: int = 0
 
 
 def reap(prefix: str, *, lease_ms: int, policy: RetryPolicy) -> Call[ReapReply]:
@@ -191,7 +195,7 @@ def finish(
 def fail(
     prefix: str, worker: str, job_id: str, epoch: int, *, reason: str, jitter: float, policy: RetryPolicy
 ) -> Call[FailAnswer]:
-    """An attempt went wrong in a living process: later again, or a dead letter."""
+    """An attempt went wrong in a living process: later again, or a dead letter, or cancelled."""
     arguments = (
         worker, job_id, epoch, reason, policy.max_failures, policy.first_backoff_ms, policy.max_backoff_ms,
         jitter, policy.dead_ttl_ms, policy.dead_count,

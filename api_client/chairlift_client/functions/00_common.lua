@@ -59,6 +59,9 @@ end
 
 -- What is shared by all jobs of the partition lasts as long as the longest of them.
 local function keep_shared(p, life)
+  if life == 0 then
+    return
+  end
   for _, name in ipairs { ':live', ':later', ':held', ':n', ':jobs' } do
     keep(p .. name, life)
   end

@@ -1,16 +1,14 @@
+-- Leases: renewed by their owners, taken away from those who do not.
+
 -- Put a job that was running back in line. losses decides its company: a job that lost its last lease
 -- without one new token may have killed its worker; it is a suspect, and its last permitted try rides alone.
 local function requeue(p, id, losses, max_losses, now)
-  local job = read(p, id, 'queue_ttl', 'result_ttl', 'deadline')
+  local job = read(p, id, 'queue_ttl', 'result_ttl', 'deadline', 'idem')
   local stream = losses == 0 and 'q:resumed' or losses >= max_losses - 1 and 'q:alone' or 'q:suspect'
-  local life = tonumber(job[1]) + tonumber(job[2])
-  for _, key in ipairs { job_key(p, id), p .. ':ev:' .. id } do
-    keep(key, life)
-  end
-  if tonumber(job[3]) > 0 then
-    redis.call('ZADD', p .. ':expiry', job[3], id)
-    keep(p .. ':expiry', life)
-  end
+  local life = life_of(job[1], job[2])
+  redis.call('HDEL', job_key(p, id), 'owner')
+  look_at(p, id, patience(now, job[1], job[3]))
+  keep_job(p, id, job[4], life)
   enqueue(p, id, stream, now, life)
 end
 
@@ -27,36 +25,52 @@ local function bury(p, id, reason, now, keep_ms, keep_count)
 end
 
 -- renew: worker, lease, then for each: id, epoch → {{lost id …}, {"<id> <epoch>" cancelled …}}
--- XCLAIM stands here and nowhere else: with JUSTID, or it would raise delivery counts, and behind the
--- fence, or a job would be stolen back from its next owner.
+local function renew_one(p, worker, id, epoch, cancelled)
+  local job = read(p, id, 'state', 'epoch', 'owner', 'entry', 'cancel', 'queue_ttl', 'result_ttl', 'idem')
+  if not is_owner(job[1], job[2], job[3], epoch, worker) then
+    return nil
+  end
+  local life = life_of(job[6], job[7])
+  local stream, entry = split(job[4])
+  if stream and hold_entry(p, id, stream, entry, worker) then
+    keep(p .. ':' .. stream, life)
+  else
+    adopt(p, id, job[4], worker, life)
+  end
+  keep_job(p, id, job[8], life)
+  if job[5] then
+    cancelled[#cancelled + 1] = id .. ' ' .. epoch
+  end
+  return life
+end
+
 local function renew(keys, args)
-  local p, worker, lease = keys[1], args[1], tonumber(args[2])
+  local p, worker, longest = keys[1], args[1], 0
   local lost, cancelled = {}, {}
-  sign_of_life(p, now_ms(), lease)
+  sign_of_life(p, now_ms(), tonumber(args[2]))
   for index = 3, #args, 2 do
-    local id, epoch = args[index], args[index + 1]
-    local job = read(p, id, 'state', 'epoch', 'owner', 'entry', 'cancel', 'queue_ttl', 'result_ttl')
-    if is_owner(job[1], job[2], job[3], epoch, worker) then
-      local stream, entry = string.match(job[4], '^(%S+) (%S+)$')
-      redis.pcall('XCLAIM', p .. ':' .. stream, GROUP, worker, 0, entry, 'IDLE', 0, 'JUSTID')
-      local life = tonumber(job[6]) + tonumber(job[7])
-      for _, key in ipairs { job_key(p, id), p .. ':ev:' .. id, p .. ':held', p .. ':n', p .. ':' .. stream, p .. ':jobs' } do
-        keep(key, life)
-      end
-      if job[5] then
-        cancelled[#cancelled + 1] = id .. ' ' .. epoch
-      end
+    local life = renew_one(p, worker, args[index], args[index + 1], cancelled)
+    if life then
+      longest = math.max(longest, life)
     else
-      lost[#lost + 1] = id
+      lost[#lost + 1] = args[index]
     end
   end
+  keep_shared(p, longest)
   return { lost, cancelled }
 end
 register('renew', renew, { 'allow-oom' })
 
--- reap: lease, most losses, dead letters kept for ms, dead letters kept → {moved, buried, cancelled} or {'quiet'}
+-- reap: lease, most losses, dead letters kept for ms, dead letters kept
+-- → {moved, buried, cancelled, mended} or {'quiet'}
+local REAP = 256
+
 local function reap_entry(p, id, reference, args, now)
   local job = read(p, id, 'state', 'entry', 'losses', 'cancel')
+  if not job[1] then
+    release(p, reference)
+    return nil
+  end
   if job[1] ~= 'running' or job[2] ~= reference then
     remove_entry(p, reference)
     return nil
@@ -71,10 +85,18 @@ local function reap_entry(p, id, reference, args, now)
     return 2
   end
   release(p, reference)
-  redis.call('HDEL', job_key(p, id), 'owner')
   redis.call('HINCRBY', p .. ':n', 'reclaimed', 1)
   requeue(p, id, losses, max_losses, now)
   return 1
+end
+
+local function lapsed(p, stream, lease, most)
+  local key = p .. ':' .. stream
+  if most <= 0 or redis.call('EXISTS', key) == 0 then
+    return {}
+  end
+  local found = redis.pcall('XPENDING', key, GROUP, 'IDLE', lease, '-', '+', most)
+  return found.err and {} or found
 end
 
 local function reap(keys, args)
@@ -83,13 +105,10 @@ local function reap(keys, args)
   if redis.call('EXISTS', p .. ':quiet') == 1 then
     return { 'quiet' }
   end
-  local totals = { 0, 0, 0 }
+  local totals, left = { 0, 0, 0, 0 }, REAP
   for _, stream in ipairs(redis.call('HKEYS', p .. ':held')) do
-    local expired = redis.pcall('XPENDING', p .. ':' .. stream, GROUP, 'IDLE', lease, '-', '+', 512)
-    if expired.err then
-      expired = {}
-    end
-    for _, pending in ipairs(expired) do
+    for _, pending in ipairs(lapsed(p, stream, lease, left)) do
+      left = left - 1
       local entry = redis.call('XRANGE', p .. ':' .. stream, pending[1], pending[1])
       if entry[1] then
         local what = reap_entry(p, entry[1][2][2], stream .. ' ' .. pending[1], args, now)
@@ -101,28 +120,7 @@ local function reap(keys, args)
       end
     end
   end
+  totals[4] = audit(p, now)
   return totals
 end
 register('reap', reap, { 'allow-oom' })
-
--- tidy: lease, dead letters kept for ms → consumers removed. Consumers of workers long gone, only where
--- this very call sees nothing pending for them (XGROUP DELCONSUMER drops pending entries).
-local function tidy(keys, args)
-  local p, lease, removed = keys[1], tonumber(args[1]), 0
-  for _, stream in ipairs(redis.call('HKEYS', p .. ':held')) do
-    local consumers = redis.pcall('XINFO', 'CONSUMERS', p .. ':' .. stream, GROUP)
-    for _, fields in ipairs(consumers.err and {} or consumers) do
-      local consumer = {}
-      for index = 1, #fields, 2 do
-        consumer[fields[index]] = fields[index + 1]
-      end
-      if consumer.pending == 0 and consumer.idle > 10 * lease then
-        redis.call('XGROUP', 'DELCONSUMER', p .. ':' .. stream, GROUP, consumer.name)
-        removed = removed + 1
-      end
-    end
-  end
-  redis.call('XTRIM', p .. ':dead', 'MINID', now_ms() - tonumber(args[2]))
-  return removed
-end
-register('tidy', tidy, { 'allow-oom' })

@@ -35,9 +35,19 @@ register('finish', function(keys, args)
 end, { 'allow-oom' })
 
 -- fail: worker, id, epoch, reason, most failures, first backoff ms, longest backoff ms, jitter 0..1,
---       dead letters kept for ms, dead letters kept → 'ok' | 'dead' | 'dup' | 'lost'
+--       dead letters kept for ms, dead letters kept → 'ok' | 'dead' | 'cancelled' | 'dup' | 'lost'
 -- A failed attempt whose process lives: tried again later. The jitter comes from the caller, since
 -- random numbers in here are the same after every restart.
+local function retry_later(p, id, backoff, now)
+  local job = read(p, id, 'entry', 'queue_ttl', 'result_ttl', 'deadline', 'idem')
+  local due, life = now + math.ceil(backoff), life_of(job[2], job[3])
+  release(p, job[1])
+  redis.call('HDEL', job_key(p, id), 'owner', 'entry')
+  look_at(p, id, patience(due, job[2], job[4]))
+  keep_job(p, id, job[5], due - now + life)
+  delay(p, id, due, due - now + life)
+end
+
 register('fail', function(keys, args)
   local p, id, now = keys[1], args[2], now_ms()
   local fence = fenced(p, id, args[3], args[1])
@@ -45,28 +55,18 @@ register('fail', function(keys, args)
     return fence
   end
   note_end(p, id, args[3], args[1])
+  if read(p, id, 'cancel')[1] then
+    cancel_job(p, id, now)
+    return 'cancelled'
+  end
   local failures = redis.call('HINCRBY', job_key(p, id), 'failures', 1)
   redis.call('HSET', job_key(p, id), 'losses', 0)
   if failures >= tonumber(args[5]) then
     bury(p, id, failures .. ' failed attempts, the last: ' .. args[4], now, tonumber(args[9]), tonumber(args[10]))
     return 'dead'
   end
-  local job = read(p, id, 'entry', 'queue_ttl', 'result_ttl', 'deadline')
-  release(p, job[1])
-  local backoff = math.min(tonumber(args[7]), tonumber(args[6]) * 2 ^ (failures - 1)) * (0.5 + tonumber(args[8]) / 2)
-  local life = tonumber(job[2]) + tonumber(job[3])
-  redis.call('HDEL', job_key(p, id), 'owner', 'entry')
-  redis.call('HSET', job_key(p, id), 'state', 'delayed')
-  redis.call('ZADD', p .. ':later', now + math.ceil(backoff), id)
-  if tonumber(job[4]) > 0 then
-    redis.call('ZADD', p .. ':expiry', job[4], id)
-    keep(p .. ':expiry', life)
-  end
-  for _, key in ipairs { p .. ':later', job_key(p, id), p .. ':ev:' .. id } do
-    keep(key, life)
-  end
-  count(p, 'delayed', 1)
-  wake(p)
+  local longest, jitter = tonumber(args[7]), 0.5 + tonumber(args[8]) / 2
+  retry_later(p, id, math.min(longest, tonumber(args[6]) * 2 ^ (failures - 1)) * jitter, now)
   return 'ok'
 end, { 'allow-oom' })
 
@@ -87,7 +87,6 @@ local function hand_one_back(p, id, max_losses, spent, args, now)
   end
   release(p, job[1])
   redis.call('HSET', job_key(p, id), 'losses', losses)
-  redis.call('HDEL', job_key(p, id), 'owner')
   requeue(p, id, losses, max_losses, now)
   return 'ok'
 end

@@ -4,8 +4,6 @@
 -- → {'ok', partitions} | {'fingerprint', the other}
 -- The workers of one model share a fingerprint, since a job may be begun by one and ended by another. The
 -- number of partitions only grows; the one before is kept for idempotency keys that stand under it.
-local MODEL_TTL = 7 * DAY_MS
-
 local function live_fingerprint(p, worker, model, now)
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', p .. ':workers', now, '+inf')) do
     if other ~= worker then
