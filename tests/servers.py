@@ -6,6 +6,7 @@ Each server is a process of its own in a temporary folder; nothing is shared and
 from __future__ import annotations
 
 import asyncio
+import resource
 import shutil
 import signal
 import socket
@@ -59,7 +60,8 @@ async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 20.0)
 class Server:
     """One server process. `kill`, `restart`, `pause` and `resume` are what chaos tests do to it.
 
-    With `appendonly` (fsync at every write) its data outlives `kill` and `restart`.
+    With `appendonly` (fsync at every write, unless the options say otherwise) its data outlives `kill` and
+    `restart`.
     """
 
     def __init__(self, flavour: Flavour, *options: str, appendonly: bool = False, password: str = "") -> None:
@@ -98,7 +100,10 @@ class Server:
     def start(self) -> Self:
         """Starts the process and waits until it answers a PING."""
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            # Python ignores SIGXFSZ; a server that does too gets an error from a write to a full disk.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, restore_signals=False
+            )
         self._wait_for_ping()
         return self
 
@@ -124,6 +129,31 @@ class Server:
         """Ends a pause."""
         self._running().send_signal(signal.SIGCONT)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def fill_disk(self) -> None:
+        """From now on no file of the process may grow: what a full disk looks like to it."""
+        largest = max(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        self._limit_files(largest)
+
+    def free_disk(self) -> None:
+        """Ends `fill_disk`."""
+        self._limit_files(resource.RLIM_INFINITY)
+
+    def lose_tail(self, num_bytes: int) -> int:
+        """Cut the end off the append-only file of a killed server: what a power cut does to bytes that
+        were never synced. How many bytes went."""
+        assert self._process is None, "the server runs"
+        newest = max(self.folder.glob("appendonlydir/*.incr.aof"), key=lambda path: path.stat().st_mtime)
+        size = newest.stat().st_size
+        kept = max(0, size - num_bytes)
+        with newest.open("ab") as file:
+            file.truncate(kept)
+        return size - kept
+
     def __enter__(self) -> Self:
         return self.start()
 
@@ -131,6 +161,9 @@ class Server:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _limit_files(self, num_bytes: int) -> None:
+        resource.prlimit(self._running().pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
