@@ -60,10 +60,10 @@ def test_a_stop_string_inside_characters_of_several_tokens() -> None:
 
 
 def test_nothing_comes_after_a_stop_string_that_broken_bytes_complete() -> None:
-    job = output(SamplingParams(stop=("\ufffd",)))
+    job = output(SamplingParams(stop=("b\ufffd",)))
     first_byte = encode("똻")[0]
-    assert feed(job, [*encode("a"), *[first_byte] * 8]) == "a"
-    assert job.stop_reason == "\ufffd"
+    assert feed(job, [*encode("a b"), *[first_byte] * 8]) == "a "
+    assert job.stop_reason == "b\ufffd"
 
 
 def test_an_end_token_is_a_token_without_text() -> None:
