@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from servers import Flavour, Server, available_flavours
+from servers import ClusterServers, Flavour, Server, available_flavours
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -25,6 +25,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def redis_url(server: Server) -> str:
     """Where the shared server listens."""
     return server.url
+
+
+@pytest.fixture(scope="session", params=FLAVOURS)
+def cluster(request: pytest.FixtureRequest) -> Iterator[ClusterServers]:
+    """A running cluster of three primaries, once per flavour, since it takes seconds to come together."""
+    with ClusterServers(request.param) as running:
+        yield running
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -11,6 +11,8 @@ async with Client("redis://localhost") as client:
     print(result.text)
 """
 
+import logging
+
 from chairlift_client.client import Client, Job
 from chairlift_client.errors import (
     ChairliftError,
@@ -55,6 +57,8 @@ from chairlift_client.protocol import (
 from chairlift_client.request import JobOptions
 from chairlift_client.status import JobStatus, ModelStatus, WorkerStatus
 from chairlift_client.sync import SyncClient, SyncJob
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # what is shown is the program's decision
 
 __all__ = [
     "Cancelled",

@@ -20,7 +20,7 @@ from chairlift_client.address import CONNECT_TIMEOUT_S, Address, Target, parse_t
 from chairlift_client.calls import Call
 from chairlift_client.errors import ServerUnavailable, ServerUnsupported
 from chairlift_client.pubsub import CLOSED, ShardChannel
-from chairlift_client.retry import call_with_retry, is_elsewhere
+from chairlift_client.retry import call_with_retry, is_elsewhere, moved_to
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Shards:
         async def look_again(error: RedisError) -> None:
             log.info("%s: %s: %s", shard.address, type(error).__name__, error)
             if self._by_slot:
-                await self.refresh()
+                await self.refresh(_named_by(error, shard.address))
             elif is_elsewhere(error):
                 await shard.drop_idle()
 
@@ -150,12 +150,15 @@ class Shards:
         """Runs one operation of the protocol where its partition lives."""
         return await self.call(call.prefix, lambda shard: calls.run(shard.redis, call))
 
-    async def refresh(self) -> None:
-        """Reads the cluster's slot map again from any node that answers; nothing to do without a cluster."""
+    async def refresh(self, ask_first: Address | None = None) -> None:
+        """Reads the cluster's slot map again from any node that answers; nothing to do without a cluster.
+
+        The node that a MOVED answer named knows best: the others may learn of it only seconds later.
+        """
         generation = self._generation
         async with self._refreshing:
             if self._by_slot and generation == self._generation:  # nobody did it while this call waited
-                await self._read_slots()
+                await self._read_slots(ask_first)
 
     async def aclose(self) -> None:
         """Closes all connections; using them afterwards is a RuntimeError."""
@@ -202,8 +205,8 @@ class Shards:
             shard = self._by_address[address] = Shard(self._target, address, self._max_connections)
         return shard
 
-    async def _read_slots(self) -> None:
-        ranges = await self._ask_for_slots()
+    async def _read_slots(self, ask_first: Address | None = None) -> None:
+        ranges = await self._ask_for_slots(ask_first)
         by_slot: list[Shard | None] = [None] * NUM_SLOTS
         for first, last, address in ranges:
             by_slot[first : last + 1] = [self._shard_at(address)] * (last + 1 - first)
@@ -211,9 +214,10 @@ class Shards:
         self._generation += 1
         await self._close_all_but({address for _, _, address in ranges})
 
-    async def _ask_for_slots(self) -> list[tuple[int, int, Address]]:
+    async def _ask_for_slots(self, ask_first: Address | None) -> list[tuple[int, int, Address]]:
         """From the first node that answers: known ones, then those of the URL."""
-        known = [*self._by_address, *(seed for seed in self._target.seeds if seed not in self._by_address)]
+        first = [] if ask_first is None else [ask_first]
+        known = list(dict.fromkeys((*first, *self._by_address, *self._target.seeds)))
         last_error: Exception | None = None
         for address in known:
             try:
@@ -238,6 +242,11 @@ def _slot_range(entry: list[Any], asked: Address) -> tuple[int, int, Address]:
         int(entry[1]),
         Address(host if host not in ("", "?") else asked.host, int(entry[2][1])),
     )
+
+
+def _named_by(error: RedisError, asked: Address) -> Address | None:
+    named = moved_to(error)
+    return None if named is None else Address(named[0] or asked.host, named[1])
 
 
 def _check_version(address: str, kind: str, version: str) -> None:

@@ -64,6 +64,15 @@ def is_elsewhere(error: RedisError) -> bool:
     return isinstance(error, ResponseError) and str(error).split(" ", 1)[0] in _ELSEWHERE_WORDS
 
 
+def moved_to(error: RedisError) -> tuple[str, int] | None:
+    """Host and port that a MOVED answer names; the host is "" where it is that of the node that answered."""
+    words = str(error).removeprefix("MOVED ").split()
+    if not is_elsewhere(error) or len(words) != 2 or not words[0].isdigit():
+        return None
+    host, _, port = words[1].rpartition(":")
+    return (host, int(port)) if port.isdigit() else None
+
+
 def passes(error: RedisError) -> bool:
     """Whether the same call may succeed a little later."""
     if isinstance(error, _REFUSED):

@@ -323,23 +323,22 @@ async def test_unknown_options_are_refused_by_name(client: Client) -> None:
         await client.submit(prompt="x")  # type: ignore[call-arg]
 
 
-async def test_on_a_cluster(flavour: Flavour) -> None:
-    with ClusterServers(flavour) as cluster:
-        async with (
-            await PlayedWorker.open(cluster.url, "n", partitions=12) as worker,
-            Client(cluster.url, namespace="n") as client,
-        ):
-            assert len({worker.shards.shard_of(worker.prefix(n)) for n in range(12)}) == 3
-            outcomes = await client.submit_many([{"model": "m", "prompt": "x"} for _ in range(50)])
-            jobs = [outcome for outcome in outcomes if isinstance(outcome, Job)]
-            assert len(jobs) == 50
-            streams = [asyncio.create_task(_collect(job)) for job in jobs]
-            for ride in await worker.claim():
-                await ride.run("some ", "text")
-            for events in await asyncio.gather(*streams):
-                assert isinstance(events[-1], Finished)
-            assert (await client.model_status("m")).finished == 50
-            assert len([job async for job in client.jobs("m")]) == 50
+async def test_on_a_cluster(cluster: ClusterServers, namespace: str) -> None:
+    async with (
+        await PlayedWorker.open(cluster.url, namespace, partitions=24) as worker,
+        Client(cluster.url, namespace=namespace) as client,
+    ):
+        assert len({worker.shards.shard_of(worker.prefix(n)) for n in range(24)}) == 3
+        outcomes = await client.submit_many([{"model": "m", "prompt": "x"} for _ in range(50)])
+        jobs = [outcome for outcome in outcomes if isinstance(outcome, Job)]
+        assert len(jobs) == 50
+        streams = [asyncio.create_task(_collect(job)) for job in jobs]
+        for ride in await worker.claim():
+            await ride.run("some ", "text")
+        for events in await asyncio.gather(*streams):
+            assert isinstance(events[-1], Finished)
+        assert (await client.model_status("m")).finished == 50
+        assert len([job async for job in client.jobs("m")]) == 50
 
 
 def test_importing_the_client_loads_nothing_heavy() -> None:

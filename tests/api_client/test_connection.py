@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from redis.exceptions import RedisError
+from redis.exceptions import MovedError, RedisError, ResponseError
 
 from chairlift_client.address import parse_target, redact
 from chairlift_client.connection import Shards, _check_version
 from chairlift_client.errors import ConfigError, ServerUnavailable, ServerUnsupported
 from chairlift_client.pubsub import Subscription
-from chairlift_client.retry import Backoff
+from chairlift_client.retry import Backoff, moved_to
 from servers import ClusterServers, Flavour, Server, free_port
 
 
@@ -104,6 +104,21 @@ def test_what_the_code_relies_on_cannot_be_changed_by_the_url() -> None:
     assert arguments["protocol"] == 2
 
 
+@pytest.mark.parametrize(
+    ("error", "place"),
+    [
+        (ResponseError("MOVED 3999 10.0.0.1:6381"), ("10.0.0.1", 6381)),
+        (MovedError("3999 10.0.0.1:6381"), ("10.0.0.1", 6381)),
+        (MovedError("3999 ::1:6381"), ("::1", 6381)),
+        (ResponseError("MOVED 3999 :6381"), ("", 6381)),
+        (ResponseError("CLUSTERDOWN Hash slot not served"), None),
+        (ResponseError("ERR 3999 10.0.0.1:6381"), None),
+    ],
+)
+def test_where_a_slot_has_moved(error: RedisError, place: tuple[str, int] | None) -> None:
+    assert moved_to(error) == place
+
+
 def test_backoff_grows_to_its_limit_and_starts_again() -> None:
     backoff = Backoff(first_s=0.1, last_s=0.4)
     pauses = [backoff.next_s() for _ in range(5)]
@@ -113,32 +128,30 @@ def test_backoff_grows_to_its_limit_and_starts_again() -> None:
     assert backoff.next_s() <= 0.1
 
 
-async def test_cluster(flavour: Flavour) -> None:
-    """One cluster for all of it, since it takes seconds to come together."""
-    with ClusterServers(flavour) as cluster:
-        async with await Shards.open(cluster.url) as shards:
-            await _every_prefix_reaches_its_node(shards)
-            await _a_moved_slot_is_followed(cluster, shards)
-        async with await Shards.open(cluster.servers[1].url) as shards:
-            assert len(shards.all) == 3
+async def test_every_prefix_reaches_its_node(cluster: ClusterServers, namespace: str) -> None:
+    async with await Shards.open(cluster.url) as shards:
+        prefixes = [f"cl:{{{namespace}/m/{partition}}}" for partition in range(24)]
+        for prefix in prefixes:
+            shard = shards.shard_of(prefix)
+            assert shard is shards.shard_of(f"{prefix}:job:x")
+            await shard.redis.set(f"{prefix}:x", prefix, px=60_000)
+            with await shard.live.subscribe(f"{prefix}:ch:x") as subscription:
+                await shard.redis.execute_command("SPUBLISH", f"{prefix}:ch:x", b"hi")
+                assert await subscription.get(5) == b"hi"
+        assert len({shards.shard_of(prefix) for prefix in prefixes}) == 3
 
 
-async def _every_prefix_reaches_its_node(shards: Shards) -> None:
-    prefixes = [f"cl:{{n/m/{partition}}}" for partition in range(12)]
-    for prefix in prefixes:
-        shard = shards.shard_of(prefix)
-        assert shard is shards.shard_of(f"{prefix}:job:x")
-        await shard.redis.set(f"{prefix}:x", prefix)
-        with await shard.live.subscribe(f"{prefix}:ch:x") as subscription:
-            await shard.redis.execute_command("SPUBLISH", f"{prefix}:ch:x", b"hi")
-            assert await subscription.get(5) == b"hi"
-    assert len({shards.shard_of(prefix) for prefix in prefixes}) == 3
-    for prefix in prefixes:
-        await shards.shard_of(prefix).redis.delete(f"{prefix}:x")
+async def test_a_cluster_is_recognised_under_every_scheme(cluster: ClusterServers) -> None:
+    async with await Shards.open(cluster.servers[1].url) as shards:
+        assert len(shards.all) == 3
 
 
-async def _a_moved_slot_is_followed(cluster: ClusterServers, shards: Shards) -> None:
-    prefix = "cl:{n/m/0}"
+async def test_a_moved_slot_is_followed(cluster: ClusterServers, namespace: str) -> None:
+    async with await Shards.open(cluster.url) as shards:
+        await _a_moved_slot_is_followed(cluster, shards, f"cl:{{{namespace}/m/0}}")
+
+
+async def _a_moved_slot_is_followed(cluster: ClusterServers, shards: Shards, prefix: str) -> None:
     source = next(i for i, s in enumerate(cluster.servers) if s.port == shards.shard_of(prefix).address.port)
     target = (source + 1) % 3
     before = shards.shard_of(prefix)

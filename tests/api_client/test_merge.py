@@ -236,6 +236,19 @@ def test_a_log_that_ends_before_what_the_caller_had() -> None:
         Reader(log, after_seq=5).reads()
 
 
+def test_another_event_under_a_known_number_sends_to_the_log() -> None:
+    log = Log([1, 2, 3], 1)
+    log.begin()
+    log.generate(1)
+    reader = Reader(log)
+    reader.reads()
+    assert reader.merger.live(encode(log.events[1])) is None
+    log.lose(1)
+    log.begin()
+    with pytest.raises(LogNeeded):
+        reader.merger.live(encode(log.events[1]))
+
+
 def test_a_log_out_of_order_is_noticed() -> None:
     log = Log([1, 2, 3], 1)
     log.begin()

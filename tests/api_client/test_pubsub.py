@@ -151,6 +151,23 @@ async def test_a_killed_connection_comes_back_and_says_so(flavour: Flavour) -> N
                     assert await subscription.get(5) == b"back"
 
 
+async def test_after_a_loss_the_log_comes_before_what_was_buffered(flavour: Flavour) -> None:
+    with Server(flavour) as server:
+        async with await Shards.open(server.url) as shards:
+            shard = shards.all[0]
+            subscription = await shard.live.subscribe("c")
+            marker = await shard.live.subscribe("marker")
+            await publish(shard.redis, "c", b"buffered")
+            await publish(shard.redis, "marker", b"x")
+            assert await marker.get(5) == b"x"
+            assert await kill_live_connections(shard.redis) == 1
+            assert await marker.get(10) is None
+            await publish(shard.redis, "marker", b"y")
+            assert await marker.get(5) == b"y"
+            assert await subscription.get(5) is None
+            assert await subscription.get(5) == b"buffered"
+
+
 async def test_a_killed_server_comes_back(flavour: Flavour) -> None:
     with Server(flavour) as server:
         async with await Shards.open(server.url) as shards:
