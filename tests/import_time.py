@@ -1,4 +1,4 @@
-"""What `import chairlift_client` costs on top of `import redis.asyncio`: run as a script, prints medians in ms.
+"""What `import chairlift_client` costs on top of `import redis.asyncio`: a script that prints medians in ms.
 
 Each figure is from a fresh process; the promise is at most 50 ms on an otherwise idle machine.
 """
