@@ -71,7 +71,9 @@ class Model:
         self.cancels: dict[str, list[tuple[str, int]]] = {}
         self.memories: dict[str, Memory] = {}
         self.letters: dict[str, Submission] = {}
-        self.unnamed: list[Submission] = []
+        self.epochs: dict[str, int] = {}
+        """Of each letter: how many attempts there were."""
+        self.unnamed: list[tuple[Submission, int]] = []
         self.clearing = ""
         self.is_silent = False
         self.is_quiet = False
@@ -147,8 +149,9 @@ class Model:
         old = self.jobs.get(job.job_id)
         if old is not None and old.is_live:
             return "live"
+        epoch = self.epochs.pop(letter)
         del self.letters[letter]
-        self._begin(job._replace(idempotency="", delay_ms=0))
+        self._begin(job._replace(idempotency="", delay_ms=0), epoch)
         return "ok"
 
     def name_letters(self, actual: Sequence[tuple[str, str]]) -> None:
@@ -156,10 +159,10 @@ class Model:
         names = [letter for letter, _ in actual]
         assert [letter for letter in names if letter in self.letters] == list(self.letters)
         new = [(letter, job_id) for letter, job_id in actual if letter not in self.letters]
-        assert sorted(job_id for _, job_id in new) == sorted(job.job_id for job in self.unnamed)
-        buried = {job.job_id: job for job in self.unnamed}
+        assert sorted(job_id for _, job_id in new) == sorted(job.job_id for job, _ in self.unnamed)
+        buried = {job.job_id: (job, epoch) for job, epoch in self.unnamed}
         for letter, job_id in new:
-            self.letters[letter] = buried[job_id]
+            self.letters[letter], self.epochs[letter] = buried[job_id]
             if job_id in self.jobs:
                 self.jobs[job_id].letter = letter
         self.unnamed.clear()
@@ -302,7 +305,7 @@ class Model:
         job.seq += 1
         job.losses += 1
         job.state, job.owner, job.has_lapsed = "running", worker, False
-        job.kinds.append("started" if job.epoch == 1 else "resumed")
+        job.kinds.append("started" if job.seq == 1 else "resumed")
         assert (job.job.job_id, job.epoch) not in self.owners, "an epoch was given twice"
         self.owners[job.job.job_id, job.epoch] = worker
         assert claimed.alone == (line == ALONE)
@@ -463,9 +466,10 @@ class Model:
         self.is_quiet = self.is_quiet or self.is_silent
         self.is_silent = False
 
-    def _begin(self, job: Submission) -> None:
-        new = self.jobs[job.job_id] = ModelJob(job)
-        self.owners = {key: owner for key, owner in self.owners.items() if key[0] != job.job_id}
+    def _begin(self, job: Submission, epoch: int = 0) -> None:
+        new = self.jobs[job.job_id] = ModelJob(job, epoch=epoch)
+        if epoch == 0:
+            self.owners = {key: owner for key, owner in self.owners.items() if key[0] != job.job_id}
         self.num_terminal[job.job_id] = 0
         if job.delay_ms:
             new.state = "delayed"
@@ -484,7 +488,7 @@ class Model:
         for job in sorted(self.in_state("delayed"), key=lambda job: job.job.job_id):
             if job.is_due:
                 job.is_due = False
-                self._stand(job, job.home if job.epoch == 0 else RESUMED)
+                self._stand(job, job.home if job.seq == 0 else RESUMED)
 
     def _expire(self, most: int) -> None:
         overdue = [job for job in self.live() if job.is_overdue and job.state != "running"]
@@ -493,7 +497,7 @@ class Model:
 
     def _bury(self, job: ModelJob) -> None:
         if not job.is_forgotten:
-            self.unnamed.append(job.job)
+            self.unnamed.append((job.job, job.epoch))
         self._end(job, "failed")
 
     def _end(self, job: ModelJob, state: str) -> None:

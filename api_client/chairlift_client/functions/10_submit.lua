@@ -52,7 +52,7 @@ local function begin(p, id, job, due, now)
   local life = due - now + life_of(job.queue_ttl, job.result_ttl)
   redis.call('HSET', job_key(p, id), 'version', job.version, 'class', job.class, 'tenant', job.tenant,
     'bytes', job.bytes, 'cost', job.cost, 'seed', job.seed, 'deadline', job.deadline, 'queue_ttl', job.queue_ttl,
-    'result_ttl', job.result_ttl, 'idem', job.idem, 'submitted', now, 'epoch', 0, 'seq', 0, 'tokens', 0,
+    'result_ttl', job.result_ttl, 'idem', job.idem, 'submitted', now, 'epoch', job.epoch, 'seq', 0, 'tokens', 0,
     'losses', 0, 'failures', 0, 'body', job.body)
   keep_job(p, id, job.idem, life)
   list_job(p, id, now)
@@ -91,7 +91,7 @@ local function submit(keys, args)
   begin(p, id, {
     version = args[2], class = args[3], tenant = tenant, bytes = bytes, cost = args[6], seed = args[7],
     deadline = tonumber(args[8]) > 0 and now + tonumber(args[8]) or 0, queue_ttl = args[11], result_ttl = args[12],
-    idem = idem, body = args[18],
+    idem = idem, epoch = 0, body = args[18],
   }, math.max(now + tonumber(args[9]), tonumber(args[10])), now)
   return { 'ok', id, now }
 end

@@ -9,7 +9,7 @@ local function promote_due(p, now)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', p .. ':later', '-inf', now, 'LIMIT', 0, PROMOTE)) do
     redis.call('ZREM', p .. ':later', id)
     count(p, 'delayed', -1)
-    local job = read(p, id, 'state', 'class', 'tenant', 'epoch', 'queue_ttl', 'result_ttl')
+    local job = read(p, id, 'state', 'class', 'tenant', 'seq', 'queue_ttl', 'result_ttl')
     if job[1] == 'delayed' then
       local stream = job[4] == '0' and 'q:' .. job[2] .. ':' .. job[3] or 'q:resumed'
       enqueue(p, id, stream, now, life_of(job[5], job[6]))

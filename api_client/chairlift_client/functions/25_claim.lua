@@ -39,10 +39,10 @@ local function board(p, id, stream, entry, call)
   redis.call('HSETNX', job_key(p, id), 'boarded', call.now)
   hold(p, stream, 1)
   count(p, 'running', 1)
-  if epoch == 1 then
+  if seq == 1 then
     charge(p, job[8], job[9], tonumber(job[10]))
   end
-  append_event(p, id, seq, cmsgpack.pack { epoch == 1 and 'started' or 'resumed', seq, epoch, call.now, call.worker })
+  append_event(p, id, seq, cmsgpack.pack { seq == 1 and 'started' or 'resumed', seq, epoch, call.now, call.worker })
   look_at(p, id, call.now + DAY_MS)
   keep_job(p, id, job[11], life)
   keep(p .. ':' .. stream, life)

@@ -10,7 +10,8 @@ register('dead_drop', function(keys, args)
 end, { 'allow-oom' })
 
 -- dead_retry: letter, queue ttl, result ttl → 'ok' | 'dup' | 'absent' | 'live'
--- The job starts a new life under its id: counters at zero, an empty log, the same seed.
+-- The job starts a new life under its id: counters at zero, an empty log, the same seed. Epochs go on, since
+-- an owner of its former life may still have something to say.
 local function open_letter(p, letter)
   local found, fields = redis.call('XRANGE', p .. ':dead', letter, letter), {}
   for index = 1, #(found[1] or { 0, {} })[2], 2 do
@@ -32,7 +33,8 @@ register('dead_retry', function(keys, args)
   redis.call('DEL', job_key(p, letter.id), p .. ':ev:' .. letter.id)
   begin(p, letter.id, {
     version = letter.version or 1, class = letter.class, tenant = letter.tenant, bytes = #letter.body, cost = 0,
-    seed = letter.seed, deadline = 0, queue_ttl = args[2], result_ttl = args[3], idem = '', body = letter.body,
+    seed = letter.seed, deadline = 0, queue_ttl = args[2], result_ttl = args[3], idem = '', epoch = letter.attempts,
+    body = letter.body,
   }, now, now)
   redis.call('XDEL', p .. ':dead', args[1])
   redis.call('SET', p .. ':retried:' .. args[1], letter.id, 'PX', DAY_MS)
