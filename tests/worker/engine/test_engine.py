@@ -58,7 +58,7 @@ def test_nothing_to_do() -> None:
     assert not idle.cancel("nobody")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_jobs=st.integers(2, 8),
