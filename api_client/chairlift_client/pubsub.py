@@ -15,13 +15,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from chairlift_client.errors import ServerUnavailable
 from chairlift_client.retry import Backoff
+from chairlift_client.subscription import Subscription, Topic
 
 log = logging.getLogger(__name__)
 
@@ -31,105 +32,9 @@ PING_S = 5.0
 """A connection that owes an answer and has been silent for this long is given up."""
 
 
-class Subscription:
-    """The messages of one channel for one reader, as long as they can be had without a hole.
-
-    `num_overflows` and `num_reconnects` count how often messages may have been missed.
-    """
-
-    def __init__(self, channel: ShardChannel, topic: _Topic, buffer_messages: int) -> None:
-        self.num_overflows = 0
-        self.num_reconnects = 0
-        self._channel = channel
-        self._topic = topic
-        self._buffer_messages = buffer_messages
-        self._buffer: deque[bytes] = deque()
-        self._live = False
-        self._missed = False
-        self._error: Exception | None = None
-        self._wake = asyncio.Event()
-
-    async def get(self, timeout_s: float) -> bytes | None:
-        """The next message; None when there was none for `timeout_s`, or when some may have been missed.
-
-        Either way None means: look into the event log. One reader at a time.
-        Raises redis.exceptions.RedisError when the subscription has ended.
-        """
-        if not self._wake.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                return None
-        return self._take()
-
-    def close(self) -> None:
-        """Ends the subscription; the last one of a channel unsubscribes. Never waits, may be repeated."""
-        self._channel._leave(self, self._topic)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _take(self) -> bytes | None:
-        if self._error is not None:
-            raise self._error
-        message = None
-        if self._missed:
-            self._missed = False
-        elif self._buffer:
-            message = self._buffer.popleft()
-        if not self._buffer and not self._missed:
-            self._wake.clear()
-        return message
-
-    def _put(self, message: bytes) -> None:
-        if len(self._buffer) >= self._buffer_messages:
-            self._buffer.clear()
-            self.num_overflows += 1
-            self._missed = True
-        self._buffer.append(message)
-        self._wake.set()
-
-    def _confirm(self) -> None:
-        """The server has confirmed: for the first time, or again after the connection was lost."""
-        if self._live:
-            self.num_reconnects += 1
-            self._missed = True
-            self._wake.set()
-        self._live = True
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self._wake.set()
-
-
-class _Topic:
-    """A channel that somebody listens to."""
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.subscriptions: list[Subscription] = []
-        self.settled = asyncio.Event()  # the server has answered: confirmed, or refused with `error`
-        self.error: Exception | None = None
-
-    def confirm(self) -> None:
-        for subscription in self.subscriptions:
-            subscription._confirm()
-        self.settled.set()
-
-    def fail(self, error: Exception) -> None:
-        self.error = error
-        for subscription in self.subscriptions:
-            subscription._fail(error)
-        self.settled.set()
-
-
 class _Command(NamedTuple):
     verb: Literal["SSUBSCRIBE", "SUNSUBSCRIBE", "PING"]
-    topic: _Topic | None = None
+    topic: Topic | None = None
 
     def words(self) -> tuple[str | bytes, ...]:
         return (self.verb,) if self.topic is None else (self.verb, self.topic.name)
@@ -154,7 +59,7 @@ class ShardChannel:
         self._server = server
         self._buffer_messages = buffer_messages
         self._ping_s = ping_s
-        self._topics: dict[bytes, _Topic] = {}
+        self._topics: dict[bytes, Topic] = {}
         self._outbox: asyncio.Queue[_Command] = asyncio.Queue()
         self._unanswered: deque[_Command] = deque()
         self._waiting_since = 0.0  # when the head of `_unanswered` was sent, or the last thing received
@@ -173,13 +78,13 @@ class ShardChannel:
         if self._closed:
             raise RuntimeError(CLOSED)
         subscription = self._join(channel.encode())
-        topic = subscription._topic
+        topic = subscription.topic
         try:
             async with asyncio.timeout(timeout_s):
                 await topic.settled.wait()
             if topic.error is not None:
                 raise topic.error
-            subscription._live = True
+            subscription.is_live = True
         except TimeoutError:
             subscription.close()
             reason = self.last_error or "no answer"
@@ -205,15 +110,16 @@ class ShardChannel:
     def _join(self, name: bytes) -> Subscription:
         topic = self._topics.get(name)
         if topic is None:
-            topic = self._topics[name] = _Topic(name)
+            topic = self._topics[name] = Topic(name)
             self._send(_Command("SSUBSCRIBE", topic))
-        subscription = Subscription(self, topic, self._buffer_messages)
+        subscription = Subscription(topic, self._leave, self._buffer_messages)
         topic.subscriptions.append(subscription)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"chairlift live channel to {self._server}")
         return subscription
 
-    def _leave(self, subscription: Subscription, topic: _Topic) -> None:
+    def _leave(self, subscription: Subscription) -> None:
+        topic = subscription.topic
         if subscription in topic.subscriptions:
             topic.subscriptions.remove(subscription)
         if not topic.subscriptions and self._topics.get(topic.name) is topic:
@@ -306,7 +212,7 @@ class ShardChannel:
     def _deliver(self, name: bytes, message: bytes) -> None:
         topic = self._topics.get(name)
         for subscription in topic.subscriptions if topic is not None else ():
-            subscription._put(message)
+            subscription.put(message)
 
     def _is_answer(self, name: bytes) -> bool:
         head = self._unanswered[0] if self._unanswered else None

@@ -24,7 +24,7 @@ from chairlift_client.protocol import (
     Queued,
     decode_event,
 )
-from chairlift_client.pubsub import Subscription
+from chairlift_client.subscription import Subscription
 
 SILENCE_S = 1.0
 PAGE_EVENTS = 512

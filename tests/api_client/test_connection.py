@@ -8,8 +8,8 @@ from redis.exceptions import MovedError, RedisError, ResponseError
 from chairlift_client.address import parse_target, redact
 from chairlift_client.connection import Shards, _check_version
 from chairlift_client.errors import ConfigError, ServerUnavailable, ServerUnsupported
-from chairlift_client.pubsub import Subscription
 from chairlift_client.retry import Backoff, moved_to
+from chairlift_client.subscription import Subscription
 from servers import ClusterServers, Flavour, Server, free_port
 
 

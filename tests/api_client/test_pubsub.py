@@ -12,7 +12,8 @@ from redis.exceptions import RedisError
 from chairlift_client.address import parse_target
 from chairlift_client.connection import Shards
 from chairlift_client.errors import ServerUnavailable
-from chairlift_client.pubsub import ShardChannel, Subscription
+from chairlift_client.pubsub import ShardChannel
+from chairlift_client.subscription import Subscription
 from servers import Flavour, Server, until
 
 
