@@ -59,6 +59,7 @@ $(READY): pyproject.toml constraints.txt
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) \
 	    || { echo "cannot make $(VENV): on Debian and Ubuntu, install python3-venv"; exit 1; }
 	@echo "installing into $(VENV) (the first time takes minutes: torch alone is large)"
-	@$(BIN)/pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt \
-	    | awk '/^Collecting|^Installing/ { printf "."; fflush() } END { print "" }'
+	@$(BIN)/pip install --disable-pip-version-check --no-input -e '.[dev]' -c constraints.txt 2> $(VENV)/install.log \
+	    | awk '/^Collecting|^Installing/ { printf "."; fflush() } END { print "" }' \
+	    || { tail -20 $(VENV)/install.log; exit 1; }
 	@touch $@

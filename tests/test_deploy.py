@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
 import tomllib
@@ -14,6 +16,9 @@ import msgspec
 import pytest
 import yaml
 
+from chairlift_client import calls, keys
+from chairlift_client.connection import Shards
+from chairlift_client.worker_operations import announce
 from chairlift_worker.config import WorkerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -106,13 +111,37 @@ def _normal(requirement: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def test_health_says_no_without_a_worker(redis_url: str, namespace: str) -> None:
+def health(redis_url: str, namespace: str) -> tuple[int, str]:
     environment = {"CHAIRLIFT_REDIS_URL": redis_url, "CHAIRLIFT_NAMESPACE": namespace}
-    checked = subprocess.run(
-        [sys.executable, "-m", "chairlift_worker.health"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert (checked.returncode, checked.stdout.partition(" on ")[0]) == (1, "no live worker")
+    command = [sys.executable, "-m", "chairlift_worker.health"]
+    checked = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return checked.returncode, checked.stdout.strip()
+
+
+def test_health_says_no_without_a_worker(redis_url: str, namespace: str) -> None:
+    assert health(redis_url, namespace) == (1, f"no live worker on {socket.gethostname()}")
+
+
+async def test_health_says_yes_with_a_heartbeat_from_this_host(redis_url: str, namespace: str) -> None:
+    shared = keys.shared(namespace)
+    async with await Shards.open(redis_url) as shards:
+        for worker_id, host in (("here-1", socket.gethostname()), ("there-1", "elsewhere")):
+            beat = announce(
+                shared,
+                worker_id,
+                60_000,
+                "m",
+                "f",
+                partitions=1,
+                context_tokens=8,
+                pool_tokens=8,
+                heartbeat={"host": host},
+            )
+            await calls.run(shards.shard_of(shared).redis, beat)
+    assert await asyncio.to_thread(health, redis_url, namespace) == (0, "here-1")
+
+
+def test_health_is_one_line_when_redis_is_away(tmp_path: Path) -> None:
+    code, said = health(f"unix://{tmp_path}/none", "default")
+    assert code == 1
+    assert len(said.splitlines()) == 1

@@ -81,3 +81,13 @@ def test_a_signal_ends_all_of_its_processes(number: signal.Signals) -> None:
     assert demo.returncode == 130, output
     assert "interrupted" in output
     assert [child for child in children if child.is_running()] == []
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_named_in_one_line() -> None:
+    with started("--model", "/nowhere/model") as demo:
+        output, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert output.splitlines()[-1].startswith("chairlift: the worker ended with 1: ")
+    assert "/nowhere/model: no such folder" in output.splitlines()[-1]
+    assert "Traceback" not in output

@@ -56,9 +56,8 @@ def _run(console: Console, redis_url: str, model: str, plain: bool) -> None:
         display = LiveDisplay(console, lift, len(load_prompts()))
     with ExitStack() as stack:
         url = redis_url or stack.enter_context(EmbeddedServer()).url
-        console.print(
-            f"model {source}\nserver {'$REDIS_URL' if redis_url else 'embedded Valkey'}", highlight=False
-        )
+        for line in (f"model {source}", f"server {'as given' if redis_url else 'embedded Valkey'}"):
+            console.print(line, highlight=False, soft_wrap=True)
         console.print("starting the worker")
         asyncio.run(_until_signal(Demo(url, source, lift), display))
     _report(console, lift)

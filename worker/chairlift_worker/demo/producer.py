@@ -1,6 +1,6 @@
 """The demo's producer, a process of its own: submits each prompt at its time, prints which job it became.
 
-One JSON line per job on standard output: {"name": …, "job_id": …, "at_s": …}.
+One JSON line per job on standard output: {"name": …, "job_id": …}.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from typing import Annotated
 
 import msgspec
-import typer
 
-from chairlift_client import Client, SamplingParams
+from chairlift_client import ChairliftError, Client, SamplingParams
 from chairlift_worker.demo.prompts import DemoPrompt, load_prompts
 
 RESULT_TTL_S = 600.0
@@ -49,14 +47,15 @@ def sampling(prompt: DemoPrompt) -> SamplingParams:
     )
 
 
-def main(
-    url: Annotated[str, typer.Option()],
-    namespace: Annotated[str, typer.Option()],
-    model: Annotated[str, typer.Option()],
-) -> None:
-    """Submit the demo's prompts."""
-    asyncio.run(produce(url, namespace, model))
+def main(url: str, namespace: str, model: str) -> int:
+    """Submit the demo's prompts; what goes wrong is one line on standard error."""
+    try:
+        asyncio.run(produce(url, namespace, model))
+    except ChairliftError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main(*sys.argv[1:]))

@@ -68,8 +68,8 @@ class Demo:
         return [sys.executable, "-m", "chairlift_client", "worker", *flags]
 
     def _producer_command(self) -> list[str]:
-        options = ["--url", self._url, "--namespace", self._namespace, "--model", MODEL_NAME]
-        return [sys.executable, "-m", "chairlift_worker.demo.producer", *options]
+        arguments = [self._url, self._namespace, MODEL_NAME]
+        return [sys.executable, "-m", "chairlift_worker.demo.producer", *arguments]
 
     async def _until_ready(self, client: Client, worker: asyncio.subprocess.Process, folder: Path) -> None:
         async with asyncio.timeout(READY_LIMIT_S):
@@ -97,18 +97,22 @@ class Demo:
 
     async def _follow_jobs(self, client: Client, display: Display, folder: Path) -> None:
         log = folder / "producer.log"
-        async with (
-            child(self._producer_command(), folder=folder, log=log, read_output=True) as producer,
-            asyncio.TaskGroup() as subscribers,
-        ):
+        async with child(self._producer_command(), folder=folder, log=log, read_output=True) as producer:
             assert producer.stdout is not None
-            async for line in producer.stdout:
-                submitted = msgspec.json.decode(line, type=Submitted)
-                ride = self._lift.submitted(self._prompts[submitted.name], submitted.job_id)
-                display.submitted(ride)
-                subscribers.create_task(self._follow(client, ride, display))
+            try:
+                async with asyncio.TaskGroup() as subscribers:
+                    async for line in producer.stdout:
+                        subscribers.create_task(self._follow(client, self._submitted(line, display), display))
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from None
             if await producer.wait() != 0:
                 raise ChildError("producer", producer.returncode, log)
+
+    def _submitted(self, line: bytes, display: Display) -> Ride:
+        submitted = msgspec.json.decode(line, type=Submitted)
+        ride = self._lift.submitted(self._prompts[submitted.name], submitted.job_id)
+        display.submitted(ride)
+        return ride
 
     async def _follow(self, client: Client, ride: Ride, display: Display) -> None:
         async for event in client.stream(ride.job_id):
