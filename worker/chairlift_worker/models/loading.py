@@ -91,12 +91,17 @@ def load_model(
     return LoadedModel(
         runner=runner,
         tokenizer=ChatTokenizer.load(folder, vocab_size=runner.spec.vocab_size),
-        fingerprint=fingerprint(folder, dtype=number, context_tokens=limit),
+        fingerprint=fingerprint(folder, dtype=number, context_tokens=longest_sequence(runner.spec)),
         architecture=architecture_name(config),
         dtype=number,
         device=place,
         folder=folder,
     )
+
+
+def longest_sequence(spec: RunnerSpec) -> int:
+    """Where a job without max_tokens ends: the context, or the pool (the last token needs no slot)."""
+    return min(spec.context_tokens, spec.num_blocks * spec.block_size + 1)
 
 
 def _limited(runner: Runner, limit: int) -> Runner:
