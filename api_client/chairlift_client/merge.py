@@ -22,11 +22,11 @@ from chairlift_client.protocol import ChoiceDelta, LoggedEvent, Resumed, Started
 REMEMBERED_EVENTS = 4096
 
 
-class LogNeeded(Exception):  # noqa: N818 - a signal between stream and merger, not an error
+class LogNeeded(Exception):
     """Something is missing between what was delivered and what arrived: read the log."""
 
 
-class LogChanged(Exception):  # noqa: N818
+class LogChanged(Exception):
     """The log is not the one that was delivered from: `rewind`, and read it again."""
 
 
