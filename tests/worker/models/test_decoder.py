@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
@@ -52,6 +55,12 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+GEMMA3_ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "llama_tied_biased": LlamaConfig(
@@ -68,6 +77,30 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen2_window": Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": Qwen3Config(**SIZES, head_dim=20),
     "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
+    "phi3": Phi3Config(**SIZES),
+    "phi3_partial_window": Phi3Config(**SIZES, sliding_window=8, rope_parameters=PARTIAL_ROPE),
+    "gemma2": Gemma2Config(
+        **SIZES,
+        head_dim=12,
+        query_pre_attn_scalar=20,
+        sliding_window=8,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma2_uncapped": Gemma2Config(
+        **SIZES, head_dim=8, attention_bias=True, attn_logit_softcapping=None, final_logit_softcapping=None
+    ),
+    "gemma3": Gemma3TextConfig(
+        **SIZES,
+        head_dim=12,
+        query_pre_attn_scalar=20,
+        sliding_window=8,
+        sliding_window_pattern=2,
+        rope_parameters=GEMMA3_ROPES,
+    ),
+    "gemma3_untied": Gemma3TextConfig(
+        **SIZES, head_dim=12, sliding_window=8, tie_word_embeddings=False, final_logit_softcapping=4.0
+    ),
 }
 BLOCK_SIZE = 4
 
@@ -193,8 +226,9 @@ def test_free_blocks_of_nan_do_not_leak(tmp_path: Path) -> None:
     torch.testing.assert_close(logits[0], oracle_logits(oracle, text)[-1], atol=1e-4, rtol=1e-4)
 
 
-def test_half_precision_errs_no_more_than_transformers(tmp_path: Path) -> None:
-    oracle = save_random_model(CONFIGS["llama"], tmp_path)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
+def test_half_precision_errs_no_more_than_transformers(name: str, tmp_path: Path) -> None:
+    oracle = save_random_model(CONFIGS[name], tmp_path)
     runner = DecoderRunner.load(
         tmp_path, num_blocks=8, block_size=8, dtype=torch.bfloat16, device=torch.device("cpu")
     )
@@ -225,14 +259,20 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("config", "message"),
     [
-        ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        (LlamaConfig(**SIZES, hidden_act="gelu"), "gelu"),
+        (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), "dynamic"),
+        (Gemma3TextConfig(**SIZES, rope_parameters={"full_attention": DYNAMIC}), "dynamic"),
+        (Gemma3TextConfig(**SIZES, use_bidirectional_attention=True), "both directions"),
+        (Qwen3Config(**SIZES, layer_types=["chunked_attention"] * 3), "chunked_attention"),
     ],
 )
-def test_variants_it_does_not_know_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    LlamaConfig(**{**SIZES, **change}, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+def test_variants_it_does_not_know_are_refused(
+    tmp_path: Path, config: PreTrainedConfig, message: str
+) -> None:
+    config.architectures = [type(config).__name__.removesuffix("Config").removesuffix("Text") + "ForCausalLM"]
+    config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=message):
         load(tmp_path)
 

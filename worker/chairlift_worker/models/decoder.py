@@ -1,37 +1,41 @@
-"""One lean decoder for every model of the Llama shape, on a paged KV cache.
+"""One lean decoder for Llama and its relatives, on a paged KV cache.
 
 Names of the shapes as in the kernels: T tokens of a step, Hq and Hkv heads of D dimensions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, gelu, linear
 
 from chairlift_kernels import Attention, prepare_attention, rms_norm, rope, silu_mul, write_kv
 from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
 from chairlift_worker.models.architectures import read_config
 from chairlift_worker.models.checkpoint import Weights, eos_token_ids
-from chairlift_worker.models.decoder_shape import (
-    DecoderShape,
-    decoder_shape,
-    rope_frequencies,
-)
+from chairlift_worker.models.decoder_rope import Rope, read_ropes
+from chairlift_worker.models.decoder_shape import DecoderShape, decoder_shape
 from chairlift_worker.models.decoder_weights import DecoderWeights, Layer, load_weights
+
+
+class Rotation(NamedTuple):
+    """One of the model's rotations at a step's positions. R dimensions of a head are rotated."""
+
+    cos: Tensor  # [T, R / 2] float32
+    sin: Tensor  # [T, R / 2] float32
 
 
 class Step(NamedTuple):
     """What every layer of a step needs."""
 
     slots: Tensor  # [T]
-    cos: Tensor  # [T, D / 2] float32
-    sin: Tensor  # [T, D / 2] float32
+    rotations: Mapping[str, Rotation]
     attention: Attention
 
 
@@ -39,20 +43,18 @@ class DecoderRunner:
     """The lean decoder with its KV cache; a `Runner`."""
 
     def __init__(
-        self,
-        shape: DecoderShape,
-        weights: DecoderWeights,
-        frequencies: Tensor,
-        rope_factor: float,
-        spec: RunnerSpec,
+        self, shape: DecoderShape, weights: DecoderWeights, ropes: Mapping[str, Rope], spec: RunnerSpec
     ) -> None:
+        table = weights.embedding
         self._shape = shape
         self._weights = weights
-        self._frequencies = frequencies.to(weights.embedding.device)
-        self._rope_factor = rope_factor
+        self._embedding_scale = torch.tensor(shape.embedding_scale, dtype=table.dtype, device=table.device)
+        self._ropes = {
+            name: rope._replace(frequencies=rope.frequencies.to(table.device)) for name, rope in ropes.items()
+        }
         self._spec = spec
         cache = (len(shape.layers), spec.num_blocks, spec.block_size, shape.num_kv_heads, shape.head_dim)
-        self._keys = torch.zeros(cache, dtype=weights.embedding.dtype, device=weights.embedding.device)
+        self._keys = torch.zeros(cache, dtype=table.dtype, device=table.device)
         self._values = torch.zeros_like(self._keys)
 
     @classmethod
@@ -61,7 +63,7 @@ class DecoderRunner:
     ) -> DecoderRunner:
         """Read config and weights from `folder` and allocate the cache.
 
-        ModelError, naming the architecture, for a model that is not of the Llama shape, and for weights
+        ModelError, naming the architecture, for a model that this decoder does not know, and for weights
         that do not fit the config.
         """
         config = read_config(folder)
@@ -75,7 +77,7 @@ class DecoderRunner:
             block_size=block_size,
             eos_token_ids=eos_token_ids(folder),
         )
-        return cls(shape, weights, *rope_frequencies(config), spec)
+        return cls(shape, weights, read_ropes(config, shape.rotated_dim), spec)
 
     @property
     def spec(self) -> RunnerSpec:
@@ -86,19 +88,19 @@ class DecoderRunner:
         """See `Runner`."""
         batch = build_batch(chunks, self._spec.block_size, self._keys.device)
         step = self._step(batch)
-        hidden = embedding(batch.token_ids, self._weights.embedding)
+        hidden = embedding(batch.token_ids, self._weights.embedding) * self._embedding_scale
         for index, layer in enumerate(self._weights.layers):
-            hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), step)
-            hidden = hidden + _feed_forward(layer, self._norm(hidden, layer.mlp_norm))
+            attended = self._attend(index, layer, self._norm(hidden, layer.attention_norm), step)
+            hidden = hidden + self._norm(attended, layer.attention_post_norm)
+            fed_forward = self._feed_forward(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._norm(fed_forward, layer.mlp_post_norm)
         rows = self._norm(hidden[batch.logit_rows], self._weights.norm)
-        return linear(rows, self._weights.head).float()
+        return _capped(linear(rows, self._weights.head).float(), self._shape.logit_cap)
 
     def _step(self, batch: Batch) -> Step:
-        angles = batch.positions[:, None].float() * self._frequencies
         return Step(
             slots=batch.slots,
-            cos=angles.cos() * self._rope_factor,
-            sin=angles.sin() * self._rope_factor,
+            rotations={name: _rotation(batch.positions, rope) for name, rope in self._ropes.items()},
             attention=prepare_attention(batch.query_starts, batch.context_lens, batch.block_tables),
         )
 
@@ -106,18 +108,39 @@ class DecoderRunner:
         shape, kind = self._shape, self._shape.layers[index]
         heads = linear(hidden, layer.qkv, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
         query, key, value = torch.tensor_split(heads, shape.head_bounds, dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
-        if kind.rotates:
-            query, key = rope(query, key, step.cos, step.sin)
+        query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        if kind.rope is not None:
+            query, key = rope(query, key, *step.rotations[kind.rope])
         keys, values = self._keys[index], self._values[index]
         write_kv(key, value, keys, values, step.slots)
-        attended = step.attention(query, keys, values, scale=shape.head_dim**-0.5, window=kind.window)
+        attended = step.attention(
+            query, keys, values, scale=shape.score_scale, window=kind.window, soft_cap=shape.score_cap
+        )
         return linear(attended.flatten(1), layer.output, layer.output_bias)
 
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(hidden, weight, self._shape.norm_epsilon)
+    def _feed_forward(self, layer: Layer, hidden: Tensor) -> Tensor:
+        gate_up = linear(hidden, layer.gate_up, layer.gate_up_bias)
+        middle = silu_mul(gate_up) if self._shape.activation == "silu" else _gelu_mul(gate_up)
+        return linear(middle, layer.down, layer.down_bias)
+
+    def _norm(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
+        """Normed in the weight's dtype; unchanged where the model has no such norm."""
+        if weight is None:
+            return hidden
+        return rms_norm(hidden.to(weight.dtype), weight, self._shape.norm_epsilon).to(hidden.dtype)
 
 
-def _feed_forward(layer: Layer, hidden: Tensor) -> Tensor:
-    return linear(silu_mul(linear(hidden, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+def _rotation(positions: Tensor, rope: Rope) -> Rotation:
+    angles = positions[:, None].float() * rope.frequencies
+    return Rotation(angles.cos() * rope.factor, angles.sin() * rope.factor)
+
+
+def _gelu_mul(gate_up: Tensor) -> Tensor:
+    """GeGLU's middle (arXiv 2002.05202) with the tanh form of GELU; shapes as in `silu_mul`."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    return (gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def _capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Bounded to ± cap (arXiv 2408.00118)."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast, get_args
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from chairlift_client.errors import ModelError
 from chairlift_worker.models.architectures import architecture_name
+from chairlift_worker.models.decoder_rope import ONLY, rope_parameters
 
-ARCHITECTURES = frozenset(
-    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"}
-)
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
-_FIXED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those whose frequencies do not depend on how long a sequence has become."""
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+
+
+class Family(NamedTuple):
+    """What an architecture's name says and its config does not."""
+
+    windows: Literal["none", "every layer", "by layer type"] = "by layer type"
+    biases: Literal["by config", "qkv"] = "by config"
+    qk_norm: bool = False
+    some_do_not_rotate: bool = False
+    partial_rotation: bool = False
+    fused: bool = False
+    """Query, key and value are stored as one matrix, gate and up as another."""
+    gemma: bool = False
+    """Norms also behind attention and feed-forward, each scaling by 1 + weight; a scaled embedding."""
+    soft_caps_scores: bool = False
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(windows="none"),
+    "MistralForCausalLM": Family(windows="every layer"),
+    "Phi3ForCausalLM": Family(windows="every layer", fused=True, partial_rotation=True),
+    "Qwen2ForCausalLM": Family(biases="qkv"),
+    "Qwen3ForCausalLM": Family(qk_norm=True),
+    "SmolLM3ForCausalLM": Family(some_do_not_rotate=True),
+    "Gemma2ForCausalLM": Family(gemma=True, soft_caps_scores=True),
+    "Gemma3ForCausalLM": Family(gemma=True, qk_norm=True),
+}
+"""The architectures that run on the lean decoder."""
 
 
 class LayerShape(NamedTuple):
     """In what layers of one model may differ."""
 
     window: int | None
-    rotates: bool
+    rope: str | None
+    """Which of the model's rotations; None: it does not rotate."""
 
 
 class DecoderShape(NamedTuple):
-    """Sizes and switches of a model of the Llama shape."""
+    """Sizes and switches of a model."""
 
     vocab_size: int
     context_tokens: int
@@ -37,12 +62,23 @@ class DecoderShape(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    rotated_dim: int
     norm_epsilon: float
+    norm_offset: float
+    """Added to each norm's stored weight."""
+    post_norms: bool
+    """Attention and feed-forward are normed before they are added, too."""
+    embedding_scale: float
     tied_embeddings: bool
+    fused: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    activation: Activation
+    score_scale: float
+    score_cap: float | None
+    logit_cap: float | None
     layers: tuple[LayerShape, ...]
 
     @property
@@ -54,16 +90,15 @@ class DecoderShape(NamedTuple):
 def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
     """Read the shape; ModelError, naming the architecture, where the lean decoder does not know it."""
     name = architecture_name(config)
-    if name not in ARCHITECTURES:
-        raise ModelError(f"{name} is not of the Llama shape; known: {', '.join(sorted(ARCHITECTURES))}")
-    if config.hidden_act != "silu":
-        raise ModelError(f"{name} with activation {config.hidden_act!r}: the lean decoder knows only 'silu'")
-    rope_type = _rope_parameters(config)["rope_type"]
-    if rope_type not in _FIXED_ROPE_TYPES:
-        known = ", ".join(sorted(_FIXED_ROPE_TYPES))
-        raise ModelError(f"{name} with rope type {rope_type!r}: the lean decoder knows only {known}")
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ModelError(f"{name} is not known to the lean decoder; known: {', '.join(sorted(FAMILIES))}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ModelError(f"{name} with attention in both directions cannot decode")
     bias = bool(getattr(config, "attention_bias", False))
-    is_qwen2 = name == "Qwen2ForCausalLM"
+    qkv_only = family.biases == "qkv"
+    head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    ropes = rope_parameters(config)
     return DecoderShape(
         vocab_size=config.vocab_size,
         context_tokens=config.max_position_embeddings,
@@ -71,47 +106,60 @@ def decoder_shape(config: PreTrainedConfig) -> DecoderShape:
         intermediate_size=config.intermediate_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
-        head_dim=_head_dim(config),
+        head_dim=head_dim,
+        rotated_dim=_rotated_dim(family, head_dim, ropes),
         norm_epsilon=config.rms_norm_eps,
+        norm_offset=1.0 if family.gemma else 0.0,
+        post_norms=family.gemma,
+        embedding_scale=config.hidden_size**0.5 if family.gemma else 1.0,
         tied_embeddings=config.tie_word_embeddings,
-        qkv_bias=bias or is_qwen2,
-        output_bias=bias and not is_qwen2,
+        fused=family.fused,
+        qkv_bias=bias or qkv_only,
+        output_bias=bias and not qkv_only,
         mlp_bias=bool(getattr(config, "mlp_bias", False)),
-        qk_norm=name == "Qwen3ForCausalLM",
-        layers=_layers(name, config),
+        qk_norm=family.qk_norm,
+        activation=_activation(name, config),
+        score_scale=(config.query_pre_attn_scalar if family.gemma else head_dim) ** -0.5,
+        score_cap=config.attn_logit_softcapping if family.soft_caps_scores else None,
+        logit_cap=config.final_logit_softcapping if family.gemma else None,
+        layers=_layers(name, family, config, ropes),
     )
 
 
-def rope_frequencies(config: PreTrainedConfig) -> tuple[Tensor, float]:
-    """Angle per position for each pair of dimensions, float32 [R / 2], and the factor on cos and sin."""
-    parameters = _rope_parameters(config)
-    if parameters["rope_type"] == "default":
-        head_dim = _head_dim(config)
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return 1.0 / parameters["rope_theta"] ** exponents, 1.0
-    frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
-    return frequencies, float(factor)
+def _activation(name: str, config: PreTrainedConfig) -> Activation:
+    given = getattr(config, "hidden_activation", None) or config.hidden_act
+    if given not in get_args(Activation):
+        known = ", ".join(get_args(Activation))
+        raise ModelError(f"{name} with activation {given!r}: the lean decoder knows only {known}")
+    return cast("Activation", given)
 
 
-def _rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
-    parameters: dict[str, Any] = config.rope_parameters
-    return parameters
+def _rotated_dim(family: Family, head_dim: int, ropes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Of a rotation of type "default"; those of the other types say it themselves."""
+    return int(head_dim * ropes[ONLY]["partial_rotary_factor"]) if family.partial_rotation else head_dim
 
 
-def _head_dim(config: PreTrainedConfig) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _layers(name: str, config: PreTrainedConfig) -> tuple[LayerShape, ...]:
-    count: int = config.num_hidden_layers
+def _layers(
+    name: str, family: Family, config: PreTrainedConfig, ropes: Mapping[str, Mapping[str, Any]]
+) -> tuple[LayerShape, ...]:
+    kinds = _layer_types(family, config)
+    if not {_FULL, _SLIDING}.issuperset(kinds):
+        raise ModelError(f"{name} with layers of type {', '.join(sorted(set(kinds) - {_FULL, _SLIDING}))}")
     window: int | None = getattr(config, "sliding_window", None)
-    if name == "LlamaForCausalLM":
-        return (LayerShape(None, True),) * count
-    if name == "MistralForCausalLM":
-        return (LayerShape(window, True),) * count
-    rotates = getattr(config, "no_rope_layers", None) or [1] * count  # 1 means that the layer does rotate
-    slides = [kind == "sliding_attention" and config.use_sliding_window for kind in config.layer_types]
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    # 1 means that the layer does rotate.
+    rotates = config.no_rope_layers if family.some_do_not_rotate else [1] * len(kinds)
     return tuple(
-        LayerShape(window if sliding else None, bool(rotate))
-        for sliding, rotate in zip(slides, rotates[:count], strict=True)
+        LayerShape(
+            window=window if kind == _SLIDING else None,
+            rope=(ONLY if ONLY in ropes else kind) if rotate else None,
+        )
+        for kind, rotate in zip(kinds, rotates[: len(kinds)], strict=True)
     )
+
+
+def _layer_types(family: Family, config: PreTrainedConfig) -> list[str]:
+    if family.windows == "by layer type":
+        return list(config.layer_types)
+    return [_FULL if family.windows == "none" else _SLIDING] * config.num_hidden_layers

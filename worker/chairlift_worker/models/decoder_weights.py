@@ -11,6 +11,9 @@ from chairlift_client.errors import ModelError
 from chairlift_worker.models.checkpoint import Weights
 from chairlift_worker.models.decoder_shape import DecoderShape
 
+_Stack = tuple[list[str], list[int]]
+"""Names of matrices that lie one below the other, and the rows of each."""
+
 
 class Layer(NamedTuple):
     """One layer. N is the hidden size, I the intermediate size, Hq and Hkv heads of D dimensions."""
@@ -22,11 +25,13 @@ class Layer(NamedTuple):
     key_norm: Tensor | None  # [D]
     output: Tensor  # [N, Hq * D]
     output_bias: Tensor | None
+    attention_post_norm: Tensor | None  # [N]
     mlp_norm: Tensor  # [N]
     gate_up: Tensor  # [2 * I, N] gate above up
     gate_up_bias: Tensor | None
     down: Tensor  # [N, I]
     down_bias: Tensor | None
+    mlp_post_norm: Tensor | None  # [N]
 
 
 class DecoderWeights(NamedTuple):
@@ -42,13 +47,13 @@ def load_weights(
     stored: Weights, shape: DecoderShape, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
     """Take every tensor of the model; ModelError for one missing, misshapen or left over."""
-    reader = _Reader(stored, dtype, device)
+    reader = _Reader(stored, shape.norm_offset, dtype, device)
     vocabulary = (shape.vocab_size, shape.hidden_size)
     embedding = reader.take("model.embed_tokens.weight", *vocabulary)
     weights = DecoderWeights(
         embedding=embedding,
         layers=tuple(_load_layer(reader, shape, index) for index in range(len(shape.layers))),
-        norm=reader.take("model.norm.weight", shape.hidden_size),
+        norm=reader.norm("model.norm", shape.hidden_size),
         head=embedding if shape.tied_embeddings else reader.take("lm_head.weight", *vocabulary),
     )
     _check_all_taken(stored, shape)
@@ -58,11 +63,21 @@ def load_weights(
 class _Reader:
     """Takes tensors in one dtype to one device."""
 
-    def __init__(self, stored: Weights, dtype: torch.dtype, device: torch.device) -> None:
-        self._stored, self._dtype, self._device = stored, dtype, device
+    def __init__(self, stored: Weights, norm_offset: float, dtype: torch.dtype, device: torch.device) -> None:
+        self._stored, self._norm_offset, self._dtype, self._device = stored, norm_offset, dtype, device
 
     def take(self, name: str, *shape: int) -> Tensor:
         return self._stored.take(name, shape, self._dtype, self._device)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """What a norm scales by; in float32 where that is a sum, which a shorter float would cut."""
+        if self._norm_offset == 0.0:
+            return self.take(f"{name}.weight", size)
+        stored = self._stored.take(f"{name}.weight", (size,), torch.float32, self._device)
+        return stored + self._norm_offset
+
+    def optional_norm(self, present: bool, name: str, size: int) -> Tensor | None:
+        return self.norm(name, size) if present else None
 
     def stack(self, names: list[str], rows: list[int], columns: int) -> Tensor:
         """Matrices [row, columns] one below the other."""
@@ -77,25 +92,40 @@ class _Reader:
 
 def _load_layer(reader: _Reader, shape: DecoderShape, index: int) -> Layer:
     prefix = f"model.layers.{index}"
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    query_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    qkv = [f"{attention}.{name}_proj" for name in "qkv"], [query_rows, kv_rows, kv_rows]
-    output = [f"{attention}.o_proj"], [shape.hidden_size]
-    gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [shape.intermediate_size] * 2
-    down = [f"{mlp}.down_proj"], [shape.hidden_size]
+    attention, mlp, size = f"{prefix}.self_attn", f"{prefix}.mlp", shape.hidden_size
+    qkv, gate_up = _matrices_before(shape, attention, mlp)
+    output = [f"{attention}.o_proj"], [size]
+    down = [f"{mlp}.down_proj"], [size]
+    after_attention = f"{prefix}.post_attention_layernorm"  # named as if it always stood there
+    before_mlp = f"{prefix}.pre_feedforward_layernorm" if shape.post_norms else after_attention
+    after_mlp = f"{prefix}.post_feedforward_layernorm"
     return Layer(
-        attention_norm=reader.take(f"{prefix}.input_layernorm.weight", shape.hidden_size),
-        qkv=reader.stack(*qkv, shape.hidden_size),
+        attention_norm=reader.norm(f"{prefix}.input_layernorm", size),
+        qkv=reader.stack(*qkv, size),
         qkv_bias=reader.bias(shape.qkv_bias, *qkv),
-        query_norm=reader.take(f"{attention}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        key_norm=reader.take(f"{attention}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        output=reader.stack(*output, query_rows),
+        query_norm=reader.optional_norm(shape.qk_norm, f"{attention}.q_norm", shape.head_dim),
+        key_norm=reader.optional_norm(shape.qk_norm, f"{attention}.k_norm", shape.head_dim),
+        output=reader.stack(*output, shape.num_heads * shape.head_dim),
         output_bias=reader.bias(shape.output_bias, *output),
-        mlp_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
-        gate_up=reader.stack(*gate_up, shape.hidden_size),
+        attention_post_norm=reader.optional_norm(shape.post_norms, after_attention, size),
+        mlp_norm=reader.norm(before_mlp, size),
+        gate_up=reader.stack(*gate_up, size),
         gate_up_bias=reader.bias(shape.mlp_bias, *gate_up),
         down=reader.stack(*down, shape.intermediate_size),
         down_bias=reader.bias(shape.mlp_bias, *down),
+        mlp_post_norm=reader.optional_norm(shape.post_norms, after_mlp, size),
+    )
+
+
+def _matrices_before(shape: DecoderShape, attention: str, mlp: str) -> tuple[_Stack, _Stack]:
+    """The matrices before the attention and before the activation."""
+    query_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    if shape.fused:
+        qkv = [f"{attention}.qkv_proj"], [query_rows + 2 * kv_rows]
+        return qkv, ([f"{mlp}.gate_up_proj"], [2 * shape.intermediate_size])
+    return (
+        ([f"{attention}.{name}_proj" for name in "qkv"], [query_rows, kv_rows, kv_rows]),
+        ([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [shape.intermediate_size] * 2),
     )
 
 
