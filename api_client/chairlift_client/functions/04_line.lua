@@ -43,11 +43,24 @@ local function delay(p, id, due, life)
   wake(p)
 end
 
--- The bookkeeping of a job that stops waiting in a stream.
+-- The first entry that nobody has taken.
+local function head_of(p, stream)
+  local key = p .. ':' .. stream
+  local group = redis.call('EXISTS', key) == 1 and redis.call('XINFO', 'GROUPS', key)[1] or {}
+  for index = 1, #group, 2 do
+    if group[index] == 'last-delivered-id' then
+      local head = redis.call('XRANGE', key, '(' .. group[index + 1], '+', 'COUNT', 1)
+      return head[1] and head[1][1]
+    end
+  end
+end
+
+-- The bookkeeping of a job that stops waiting in a stream. The count says when to look whether it was the
+-- tenant's last; it does not decide, since somebody may have deleted it.
 local function unwait(p, stream)
   count(p, 'waiting', -1)
   local class, tenant = home_of(stream)
-  if class and count(p, 'waiting:' .. class .. ':' .. tenant, -1) <= 0 then
+  if class and count(p, 'waiting:' .. class .. ':' .. tenant, -1) <= 0 and not head_of(p, stream) then
     deactivate(p, class, tenant)
   end
 end

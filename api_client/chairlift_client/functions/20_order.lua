@@ -56,14 +56,8 @@ end
 
 -- The age in ms of the first entry that nobody has taken: entry ids are the server's milliseconds.
 local function head_age(p, stream, now)
-  local key = p .. ':' .. stream
-  local group = redis.call('EXISTS', key) == 1 and redis.call('XINFO', 'GROUPS', key)[1] or {}
-  for index = 1, #group, 2 do
-    if group[index] == 'last-delivered-id' then
-      local head = redis.call('XRANGE', key, '(' .. group[index + 1], '+', 'COUNT', 1)
-      return head[1] and now - tonumber(string.match(head[1][1], '^%d+'))
-    end
-  end
+  local head = head_of(p, stream)
+  return head and now - tonumber(string.match(head, '^%d+'))
 end
 
 local function next_tenant(p, class)

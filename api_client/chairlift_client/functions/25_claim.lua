@@ -63,7 +63,7 @@ local function take_alone(p, call)
     return false
   end
   ensure_group(key)
-  if not head_age(p, 'q:alone', call.now) then
+  if not head_of(p, 'q:alone') then
     return false
   end
   if call.on_board == 0 then
