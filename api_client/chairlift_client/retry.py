@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import TypeVar
@@ -36,6 +37,7 @@ _LOST = (ConnectionError, TimeoutError)
 _ELSEWHERE = (MovedError, AskError, ClusterDownError, MasterDownError, TryAgainError, ReadOnlyError)
 # redis-py before 6 leaves these as plain ResponseErrors outside of its own cluster client.
 _ELSEWHERE_WORDS = ("MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY")
+_LATER_WORDS = ("MISCONF", "BUSY")  # the server cannot write to its disk, or runs a long script
 
 
 class Backoff:
@@ -75,9 +77,9 @@ def moved_to(error: RedisError) -> tuple[str, int] | None:
 
 def passes(error: RedisError) -> bool:
     """Whether the same call may succeed a little later."""
-    if isinstance(error, _REFUSED):
+    if isinstance(error, _REFUSED) or _is_untrusted(error):
         return False
-    return isinstance(error, _LOST) or is_elsewhere(error)
+    return isinstance(error, _LOST) or is_elsewhere(error) or str(error).split(" ", 1)[0] in _LATER_WORDS
 
 
 async def call_with_retry(
@@ -103,6 +105,10 @@ async def call_with_retry(
                 raise ServerUnavailable(f"{server} refuses this user or password: {error}") from error
             if isinstance(error, NoPermissionError):
                 raise ServerUnsupported(f"{server} does not permit this user: {error}") from error
+            if _is_untrusted(error):
+                raise ServerUnavailable(
+                    f"{server} shows a certificate that is not trusted: {error}"
+                ) from error
             if not passes(error):
                 raise
             pause_s = backoff.next_s()
@@ -111,3 +117,9 @@ async def call_with_retry(
             if on_error is not None:
                 await on_error(error)
         await asyncio.sleep(pause_s)
+
+
+def _is_untrusted(error: RedisError) -> bool:
+    """The server's certificate was refused: asking again cannot help."""
+    causes = (error.__cause__, error.__context__)
+    return any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes)
