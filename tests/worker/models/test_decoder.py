@@ -55,7 +55,13 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+}
 GEMMA3_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
     "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
@@ -69,6 +75,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama3_rope": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
     "llama_linear_rope": LlamaConfig(
         **SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+    ),
+    "llama_dynamic_rope": LlamaConfig(
+        **{**SIZES, "max_position_embeddings": 42},
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
     ),
     "llama_yarn": LlamaConfig(**SIZES, rope_parameters=YARN),
     "mistral_window": MistralConfig(**SIZES, sliding_window=8),
@@ -262,8 +272,8 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (LlamaConfig(**SIZES, hidden_act="gelu"), "gelu"),
-        (LlamaConfig(**SIZES, rope_parameters=DYNAMIC), "dynamic"),
-        (Gemma3TextConfig(**SIZES, rope_parameters={"full_attention": DYNAMIC}), "dynamic"),
+        (LlamaConfig(**SIZES, rope_parameters=LONGROPE), "longrope"),
+        (Gemma3TextConfig(**SIZES, rope_parameters={"full_attention": LONGROPE}), "longrope"),
         (Gemma3TextConfig(**SIZES, use_bidirectional_attention=True), "both directions"),
         (Qwen3Config(**SIZES, layer_types=["chunked_attention"] * 3), "chunked_attention"),
     ],

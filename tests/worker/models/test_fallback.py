@@ -93,6 +93,12 @@ def test_spec(folder: Path) -> None:
     assert spec.eos_token_ids == {2}
 
 
+def test_ends_are_those_of_all_files(tmp_path: Path) -> None:
+    save_random_model(FAMILIES["gpt2"](), tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load(tmp_path).spec.eos_token_ids == {2, 5, 6}
+
+
 def test_logits_are_float32_and_of_the_wanted_rows_only(folder: Path) -> None:
     runner = load(folder, torch.bfloat16)
     assert runner.pages[0].key_cache.dtype == torch.bfloat16

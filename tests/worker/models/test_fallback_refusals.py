@@ -19,6 +19,7 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     T5Config,
     ViTConfig,
@@ -137,6 +138,22 @@ def test_a_context_that_turns_with_its_length_ends_where_it_would_turn() -> None
     config = Phi3Config(**TINY, pad_token_id=0, original_max_position_embeddings=16, rope_parameters=rope)
     assert context_tokens(config) == 16
     assert context_tokens(LlamaConfig(**TINY)) == 32
+
+
+def test_a_context_filled_to_the_last_token_turns_nothing(tmp_path: Path) -> None:
+    """Past the end "dynamic" turns every position of a step; the runner's context keeps all steps before."""
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    save_random_model(PhiConfig(**TINY, rope_parameters=rope), tmp_path)
+    runner = FallbackRunner.load(
+        tmp_path, num_blocks=6, block_size=8, dtype=torch.float32, device=torch.device("cpu")
+    )
+    assert runner.spec.context_tokens == TINY["max_position_embeddings"] == 32
+    short = Chunk((5, 6, 7), 0, (4,), 3)
+    alone = runner.forward([short])
+    full = Chunk((9,) * 32, 0, (0, 1, 2, 3), 1)
+    torch.testing.assert_close(runner.forward([short, full])[:3], alone, atol=1e-5, rtol=0)
+    beyond = Chunk((9,) * 40, 0, (0, 1, 2, 3, 5), 1)
+    assert (runner.forward([short, beyond])[:3] - alone).abs().max() > 1e-3
 
 
 def test_two_models_in_one_process_do_not_meet(tmp_path: Path) -> None:

@@ -63,9 +63,11 @@ def unsupported(name: str, reason: str) -> ModelError:
 def context_tokens(config: PreTrainedConfig) -> int:
     """Most tokens of one sequence.
 
-    "longrope" turns all positions of a step another way once one of them passes the original context
-    (arXiv 2402.13753). A long sequence would change the output of those beside it, and its own older
-    K would not fit its newer queries; so such a model ends at the original context here.
+    Two kinds of rotary embedding turn all positions of a step another way once one of them passes a
+    limit: "longrope" its original context (arXiv 2402.13753), "dynamic" the model's context. A long
+    sequence would change the output of those beside it, and its own older K would not fit its newer
+    queries. So a model with "longrope" ends at the original context here; "dynamic" never gets beyond its
+    limit and is the plain rotation up to there.
     """
     text_config = config.get_text_config(decoder=True)
     limit = getattr(text_config, "max_position_embeddings", None)

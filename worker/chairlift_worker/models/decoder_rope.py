@@ -15,8 +15,8 @@ from chairlift_worker.models.architectures import architecture_name
 ONLY = "all layers"
 """The name of a model's rotation if it has just one."""
 
-_FIXED_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
-"""Those whose frequencies do not depend on how long a sequence has become."""
+_FIXED_TYPES = frozenset({"default", "dynamic", "linear", "llama3", "yarn"})
+"""Those whose frequencies do not depend on how long a sequence has become, within the model's context."""
 
 
 class Rope(NamedTuple):

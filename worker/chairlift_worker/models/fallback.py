@@ -19,6 +19,7 @@ from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
 from chairlift_worker.models.architectures import check_architecture, context_tokens, read_config
 from chairlift_worker.models.attention_probe import ProbeResult, probe_attention
+from chairlift_worker.models.checkpoint import eos_token_ids
 from chairlift_worker.models.paged_layers import CurrentStep, PagedLayer, attach_layers
 
 
@@ -52,7 +53,7 @@ class FallbackRunner:
             for layer in probe.layers
         )
         attach_layers(model, pages)
-        return cls(model, pages, step, _spec(model, probe, num_blocks, block_size))
+        return cls(model, pages, step, _spec(folder, model, probe, num_blocks, block_size))
 
     @property
     def spec(self) -> RunnerSpec:
@@ -100,22 +101,14 @@ def _load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> P
     return model.eval()
 
 
-def _spec(model: PreTrainedModel, probe: ProbeResult, num_blocks: int, block_size: int) -> RunnerSpec:
+def _spec(
+    folder: Path, model: PreTrainedModel, probe: ProbeResult, num_blocks: int, block_size: int
+) -> RunnerSpec:
     return RunnerSpec(
         # Logits are sometimes padded past the embedding, and a sampled token must be one that can be fed.
         vocab_size=min(probe.num_logits, model.get_input_embeddings().num_embeddings),
         context_tokens=context_tokens(model.config),
         num_blocks=num_blocks,
         block_size=block_size,
-        eos_token_ids=_eos_token_ids(model),
+        eos_token_ids=eos_token_ids(folder),
     )
-
-
-def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """From the generation settings, which are the ones kept current, else from the config."""
-    found = getattr(model.generation_config, "eos_token_id", None)
-    if found is None:
-        found = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    if found is None:
-        return frozenset()
-    return frozenset(found) if isinstance(found, list) else frozenset({found})
