@@ -51,10 +51,12 @@ from chairlift_client.protocol import (
     SamplingParams,
     Started,
     Timings,
+    TokenLogprobs,
     Tokens,
     Usage,
 )
 from chairlift_client.request import JobOptions
+from chairlift_client.sampling import Grammar, JsonSchema, OneOf, Regex
 from chairlift_client.status import JobStatus, ModelStatus, WorkerStatus
 from chairlift_client.sync import SyncClient, SyncJob
 
@@ -70,6 +72,7 @@ __all__ = [
     "Event",
     "Failed",
     "Finished",
+    "Grammar",
     "IdempotencyConflict",
     "InvalidJob",
     "Job",
@@ -83,6 +86,7 @@ __all__ = [
     "JobState",
     "JobStatus",
     "JobTooLarge",
+    "JsonSchema",
     "Limits",
     "ListedJob",
     "LogRewound",
@@ -90,8 +94,10 @@ __all__ = [
     "ModelError",
     "ModelInfo",
     "ModelStatus",
+    "OneOf",
     "QueueFull",
     "Queued",
+    "Regex",
     "ResultTimeout",
     "Resumed",
     "SamplingParams",
@@ -101,6 +107,7 @@ __all__ = [
     "SyncClient",
     "SyncJob",
     "Timings",
+    "TokenLogprobs",
     "Tokens",
     "UnknownModel",
     "Usage",

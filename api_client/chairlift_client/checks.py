@@ -10,23 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from chairlift_client.errors import InvalidJob, JobTooLarge
-from chairlift_client.protocol import Limits, Message, SamplingParams
+from chairlift_client.limits import Limits
 
 MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_COUNT = 2**31 - 1
-MAX_TEMPERATURE = 100.0
-MIN_TEMPERATURE = 1e-4
-"""Below, logits divided by the temperature leave the range of fp32; 0 is greedy and allowed."""
-
-MAX_ROLE_CHARS = 64
+MAX_JSON_INT = 2**63 - 1
 
 
 def check_int(name: str, value: object, least: int, most: int) -> int:
     """An int (no bool) within the closed range."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidJob(f"{name} has to be an int, not {_type_name(value)}")
+        raise InvalidJob(f"{name} has to be an int, not {type_name(value)}")
     if not least <= value <= most:
         raise InvalidJob(f"{name} = {value} is outside {least} … {most}")
     return value
@@ -35,7 +33,7 @@ def check_int(name: str, value: object, least: int, most: int) -> int:
 def check_float(name: str, value: object, least: float, most: float, *, open_below: bool = False) -> float:
     """A finite number (no bool) within the range; with `open_below` the lower bound itself is outside."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidJob(f"{name} has to be a number, not {_type_name(value)}")
+        raise InvalidJob(f"{name} has to be a number, not {type_name(value)}")
     if not math.isfinite(value):
         raise InvalidJob(f"{name} = {value} is not finite")
     if not least <= value <= most or (open_below and value == least):
@@ -47,14 +45,14 @@ def check_float(name: str, value: object, least: float, most: float, *, open_bel
 def check_bool(name: str, value: object) -> bool:
     """True or False, nothing that merely looks like them."""
     if not isinstance(value, bool):
-        raise InvalidJob(f"{name} has to be True or False, not {_type_name(value)}")
+        raise InvalidJob(f"{name} has to be True or False, not {type_name(value)}")
     return value
 
 
 def check_text(name: str, value: object, *, least: int = 1, most: int | None = None) -> str:
     """A string that UTF-8 can carry, with a length (in characters) within the range."""
     if not isinstance(value, str):
-        raise InvalidJob(f"{name} has to be a str, not {_type_name(value)}")
+        raise InvalidJob(f"{name} has to be a str, not {type_name(value)}")
     if len(value) < least:
         raise InvalidJob(
             f"{name} is empty" if not value else f"{name} has {len(value)} of {least} characters"
@@ -71,7 +69,7 @@ def check_text(name: str, value: object, *, least: int = 1, most: int | None = N
 def check_items(name: str, value: object, most: int) -> Sequence[Any]:
     """A list or tuple of at most `most` items."""
     if not isinstance(value, list | tuple):
-        raise InvalidJob(f"{name} has to be a list or a tuple, not {_type_name(value)}")
+        raise InvalidJob(f"{name} has to be a list or a tuple, not {type_name(value)}")
     if len(value) > most:
         raise JobTooLarge(f"{name} has {len(value)} items, more than {most}")
     return value
@@ -83,33 +81,45 @@ def check_token_ids(name: str, value: object, most: int) -> tuple[int, ...]:
     return tuple(check_int(f"{name}[{index}]", item, 0, MAX_TOKEN_ID) for index, item in enumerate(items))
 
 
-def check_messages(value: object, limits: Limits) -> tuple[Message, ...]:
-    """Chat messages, as Message or as dicts with `role` and `content`."""
-    items = check_items("messages", value, limits.messages)
-    if not items:
-        raise InvalidJob("messages is empty")
-    return tuple(_message(f"messages[{index}]", item) for index, item in enumerate(items))
+def check_strings(name: str, value: object, most: int, most_chars: int) -> tuple[str, ...]:
+    """At most `most` non-empty strings of at most `most_chars` characters."""
+    items = check_items(name, value, most)
+    return tuple(check_text(f"{name}[{index}]", item, most=most_chars) for index, item in enumerate(items))
 
 
-def _message(name: str, value: object) -> Message:
+def check_json(name: str, value: object, limits: Limits) -> Any:
+    """What JSON can express, of bounded depth and size."""
+    _check_json_value(name, value, limits.json_depth, limits.json_depth)
+    num_bytes = len(msgspec.json.encode(value))
+    if num_bytes > limits.json_bytes:
+        raise JobTooLarge(f"{name} has {num_bytes} bytes of JSON, more than {limits.json_bytes}")
+    return value
+
+
+def _check_json_value(name: str, value: object, depth: int, most: int) -> None:
+    if depth < 0:
+        raise JobTooLarge(f"{name} is nested more than {most} deep")
     if isinstance(value, Mapping):
-        if set(value) != {"role", "content"}:
-            raise InvalidJob(f"{name} has the keys {sorted(map(str, value))}, not just role and content")
-        role, content = value["role"], value["content"]
-    elif isinstance(value, Message):
-        role, content = value.role, value.content
-    else:
-        raise InvalidJob(f"{name} has to be a Message or a dict, not {_type_name(value)}")
-    return Message(
-        role=check_text(f"{name}.role", role, most=MAX_ROLE_CHARS),
-        content=check_text(f"{name}.content", content, least=0),
-    )
+        for key, item in value.items():
+            check_text(f"a key of {name}", key, least=0)
+            _check_json_value(name, item, depth - 1, most)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_json_value(name, item, depth - 1, most)
+    elif isinstance(value, str):
+        check_text(f"a string in {name}", value, least=0)
+    elif isinstance(value, float):
+        check_float(f"a number in {name}", value, -math.inf, math.inf)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        check_int(f"a number in {name}", value, -MAX_JSON_INT, MAX_JSON_INT)
+    elif value is not None and not isinstance(value, bool):
+        raise InvalidJob(f"{name} holds a {type_name(value)}, which JSON has no word for")
 
 
 def check_metadata(value: object, limits: Limits) -> dict[str, str]:
     """The caller's own notes: a dict of strings, bounded in bytes."""
     if not isinstance(value, Mapping):
-        raise InvalidJob(f"metadata has to be a dict of str, not {_type_name(value)}")
+        raise InvalidJob(f"metadata has to be a dict of str, not {type_name(value)}")
     checked = {
         check_text("a key of metadata", key): check_text(f"metadata[{key!r}]", item, least=0)
         for key, item in value.items()
@@ -120,60 +130,6 @@ def check_metadata(value: object, limits: Limits) -> dict[str, str]:
     return checked
 
 
-def check_sampling(value: object, limits: Limits) -> SamplingParams:
-    """Every field within its range. A dict is taken for a SamplingParams; unknown names are refused."""
-    given = _as_sampling(value)
-    stop = (given.stop,) if isinstance(given.stop, str) else given.stop
-    max_tokens = given.max_tokens
-    if max_tokens is not None:
-        check_int("max_tokens", max_tokens, 1, MAX_COUNT)
-    check_int("min_tokens", given.min_tokens, 0, MAX_COUNT if max_tokens is None else max_tokens)
-    if given.seed is not None:
-        check_int("seed", given.seed, 0, MAX_SEED)
-    return SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=given.min_tokens,
-        temperature=_temperature(given.temperature),
-        top_k=check_int("top_k", given.top_k, 0, MAX_COUNT),
-        top_p=check_float("top_p", given.top_p, 0, 1, open_below=True),
-        min_p=check_float("min_p", given.min_p, 0, 1),
-        seed=given.seed,
-        stop=_stop_strings(stop, limits),
-        stop_token_ids=check_token_ids("stop_token_ids", given.stop_token_ids, limits.stop_token_ids),
-        ignore_eos=check_bool("ignore_eos", given.ignore_eos),
-        include_stop=check_bool("include_stop", given.include_stop),
-        skip_special_tokens=check_bool("skip_special_tokens", given.skip_special_tokens),
-    )
-
-
-def _as_sampling(value: object) -> SamplingParams:
-    if value is None:
-        return SamplingParams()
-    if isinstance(value, SamplingParams):
-        return value
-    if not isinstance(value, Mapping):
-        raise InvalidJob(f"sampling has to be a SamplingParams or a dict, not {_type_name(value)}")
-    known = SamplingParams.__struct_fields__
-    unknown = [str(name) for name in value if name not in known]
-    if unknown:
-        raise InvalidJob(f"sampling has no {', '.join(unknown)}; known are {', '.join(known)}")
-    return SamplingParams(**value)
-
-
-def _temperature(value: object) -> float:
-    temperature = check_float("temperature", value, 0, MAX_TEMPERATURE)
-    if 0 < temperature < MIN_TEMPERATURE:
-        raise InvalidJob(f"temperature = {temperature:g} is under {MIN_TEMPERATURE:g}; use 0 for greedy")
-    return temperature
-
-
-def _stop_strings(value: object, limits: Limits) -> tuple[str, ...]:
-    items = check_items("stop", value, limits.stop_strings)
-    return tuple(
-        check_text(f"stop[{index}]", item, most=limits.stop_string_chars) for index, item in enumerate(items)
-    )
-
-
 def check_size(encoded: bytes, limits: Limits) -> bytes:
     """The encoded body, within its limit."""
     if len(encoded) > limits.body_bytes:
@@ -181,5 +137,6 @@ def check_size(encoded: bytes, limits: Limits) -> bytes:
     return encoded
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
+    """How a message calls the kind of a value."""
     return "None" if value is None else type(value).__name__

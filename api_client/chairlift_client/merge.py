@@ -81,6 +81,7 @@ class Merger:
         self._choices: dict[int, _Choice] = {}
         self._epoch = 0
         self._has_prompt = False
+        self._furthest_seq = after_seq
 
     @property
     def read_from(self) -> int:
@@ -144,6 +145,10 @@ class Merger:
         self.last_seq = event.seq
         self._remember(event.seq, hash(data))
         if isinstance(event, Tokens):
+            is_further = event.seq > self._furthest_seq
+            self._furthest_seq = max(self._furthest_seq, event.seq)
+            if event.candidates and not event.choices and not is_further:
+                return None
             return self._fresh_tokens(event)
         if isinstance(event, Started | Resumed):
             is_fresh = event.epoch > self._epoch
@@ -161,7 +166,10 @@ class Merger:
         choices = tuple(fresh for delta in event.choices if (fresh := self._fresh_delta(delta)) is not None)
         if choices == event.choices and prompt is event.prompt:
             return event
-        return replace(event, choices=choices, prompt=prompt) if choices or prompt else None
+        if not choices and prompt is None:
+            return None
+        prompt_logprobs = None if prompt is None else event.prompt_logprobs
+        return replace(event, choices=choices, prompt=prompt, prompt_logprobs=prompt_logprobs)
 
     def _fresh_delta(self, delta: ChoiceDelta) -> ChoiceDelta | None:
         choice = self._choices.setdefault(delta.index, _Choice(delta.offset))
@@ -182,6 +190,7 @@ class Merger:
             offset=delta.offset + len(known),
             token_ids=delta.token_ids[len(known) :],
             text=delta.text[num_known_chars:],
+            logprobs=delta.logprobs[len(known) :],
         )
         was_ended, is_end = choice.is_ended, delta.finish_reason is not None
         choice.cursor_tokens += len(delta.token_ids)

@@ -9,10 +9,14 @@ the wrong thing.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
+
+from chairlift_client.limits import Limits as Limits
+from chairlift_client.sampling import SamplingParams as SamplingParams
+from chairlift_client.sampling import Structured as Structured
 
 SCHEMA_VERSION = 1
 
@@ -33,39 +37,24 @@ FailureCode: TypeAlias = Literal[
 
 
 class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One chat message, as chat templates expect it."""
+    """One chat message, as chat templates expect it; a template sees only the fields that are set."""
 
     role: str
-    content: str
-
-
-class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How tokens are chosen and when to stop.
-
-    `max_tokens` None means as many as the context has room for. `temperature` 0 is greedy.
-    `top_k` 0, `top_p` 1 and `min_p` 0 switch these filters off; they apply in this order after
-    the temperature. `seed` None lets the client draw one, so that every job can be repeated.
-    A stop string ends the text just before it unless `include_stop`; a stop id or an
-    end-of-sequence token counts as an output token and adds no text.
-    `min_tokens` bans every ending but `length` before that many tokens.
-    """
-
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop: bool = False
-    skip_special_tokens: bool = True
+    content: str = ""
+    name: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] | None = None
+    """Calls that the assistant made: maps with `function`, which has `name` and `arguments`."""
+    tool_call_id: str | None = None
+    """In a message of role "tool": the call that it answers."""
 
 
 class JobBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a producer asks for. Exactly one of `messages`, `prompt` and `token_ids` is set."""
+    """What a producer asks for. Exactly one of `messages`, `prompt` and `token_ids` is set.
+
+    `tools` and `chat_template` go with `messages`: functions that the template tells the model about, and
+    a template in place of the model's own. `structured` says what form the text must have. `cache` False
+    keeps the job out of the prefix cache. `adapter` is the name of a LoRA adapter.
+    """
 
     version: int = SCHEMA_VERSION
     messages: tuple[Message, ...] | None = None
@@ -74,6 +63,23 @@ class JobBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: SamplingParams = SamplingParams()
     metadata: dict[str, str] = {}
     traceparent: str | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    chat_template: str | None = None
+    structured: Structured | None = None
+    cache: bool = True
+    adapter: str | None = None
+
+
+class TokenLogprobs(Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What the model itself thought of one token: natural logarithms of probabilities, no filter applied.
+
+    `rank` is 1 for the most likely token. `top` are the most likely ones, the likeliest first and of equals
+    the lower id, as (id, logprob).
+    """
+
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class ChoiceDelta(Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -90,10 +96,15 @@ class ChoiceDelta(Struct, frozen=True, array_like=True, omit_defaults=True):
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, where they are asked for."""
 
 
 class Usage(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Token counts of a job. `cached_tokens` of the prompt came from the prefix cache."""
+    """Token counts of a job, the output over all choices that were made.
+
+    `cached_tokens` of the prompt came from the prefix cache.
+    """
 
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -127,13 +138,20 @@ class Resumed(Struct, frozen=True, array_like=True, tag="resumed"):
 
 
 class Tokens(Struct, frozen=True, array_like=True, tag="tokens", omit_defaults=True):
-    """New output tokens. `prompt` holds the facts about the prompt, in a job's first Tokens event only."""
+    """New output tokens. `prompt` holds the facts about the prompt, in a job's first Tokens event only.
+
+    `prompt_logprobs` stands there too, if asked for: one for each token of the prompt, None for the first.
+    `candidates` are outputs of a `best_of` job. They are logged, so that the job can be resumed, but only
+    the last event tells in `choices` which of them are kept.
+    """
 
     seq: int
     epoch: int
     at_ms: int
     choices: tuple[ChoiceDelta, ...] = ()
     prompt: Usage | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    candidates: tuple[ChoiceDelta, ...] = ()
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished"):
@@ -176,10 +194,11 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Timings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When things happened, in ms since the epoch by the server's clock. Boarded is the first attempt's claim."""
+    """When things happened, in ms since the epoch by the server's clock; boarded is the first claim."""
 
     submitted_ms: int
     boarded_ms: int = 0
@@ -196,6 +215,7 @@ class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     timings: Timings
     attempts: int = 1
     metadata: dict[str, str] = {}
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -216,18 +236,6 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     previous_partitions: int = 0
     context_tokens: int = 0
     pool_tokens: int = 0
-
-
-class Limits(Struct, frozen=True, kw_only=True):
-    """Sizes that are checked at the door, before anything is sent."""
-
-    body_bytes: int = 4 * 1024 * 1024
-    prompt_tokens: int = 1_000_000
-    messages: int = 4096
-    stop_strings: int = 16
-    stop_string_chars: int = 256
-    stop_token_ids: int = 256
-    metadata_bytes: int = 16 * 1024
 
 
 _event_decoder = msgspec.msgpack.Decoder(LoggedEvent)

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Required, TypedDict
 
+from msgspec.structs import replace
+
 from chairlift_client import keys
-from chairlift_client.checks import (
-    MAX_SEED,
-    check_bool,
-    check_float,
-    check_messages,
-    check_metadata,
-    check_sampling,
-    check_size,
-    check_text,
-    check_token_ids,
-)
+from chairlift_client.body_checks import check_body
+from chairlift_client.checks import MAX_SEED, check_bool, check_float, check_size, check_text
 from chairlift_client.errors import InvalidJob
 from chairlift_client.operations import Submission
 from chairlift_client.protocol import (
@@ -31,6 +23,7 @@ from chairlift_client.protocol import (
     Limits,
     Message,
     SamplingParams,
+    Structured,
     encode,
 )
 
@@ -43,7 +36,7 @@ MAX_KEY_CHARS = 512
 _BYTES_PER_TOKEN = 4
 _EXPECTED_OUTPUT_TOKENS = 256
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_BODY_FIELDS = tuple(name for name in JobBody.__struct_fields__ if name != "version")
 
 
 class JobOptions(TypedDict, total=False):
@@ -51,8 +44,13 @@ class JobOptions(TypedDict, total=False):
 
     model: the name workers announce.
     messages, prompt, token_ids: exactly one of them. Messages go through the model's chat template;
-        they may be dicts with `role` and `content`. A prompt is taken as it is.
+        they may be dicts with the fields of Message. A prompt is taken as it is.
+    tools: functions that the chat template tells the model about, as dicts of JSON schema.
+    chat_template: a Jinja template in place of the model's own, for models that have none.
     sampling: how tokens are chosen and when to stop; None is the default, sampling at temperature 1.
+    structured: the form that the text must have: a JsonSchema, Regex, Grammar or OneOf.
+    cache: False keeps the job's prompt out of the prefix cache.
+    adapter: the name of a LoRA adapter of the model.
     job_class: "high", "normal", "low" or "batch". A lower class is slower but never starves.
     tenant: shares of a queue are fair between tenants.
     deadline_s: from now; a job that has not ended by then fails with code "deadline".
@@ -66,10 +64,15 @@ class JobOptions(TypedDict, total=False):
     """
 
     model: Required[str]
-    messages: Sequence[Message | Mapping[str, str]] | None
+    messages: Sequence[Message | Mapping[str, Any]] | None
     prompt: str | None
     token_ids: Sequence[int] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template: str | None
     sampling: SamplingParams | Mapping[str, Any] | None
+    structured: Structured | Mapping[str, Any] | None
+    cache: bool
+    adapter: str | None
     job_class: JobClass
     tenant: str
     deadline_s: float | None
@@ -115,14 +118,17 @@ class CheckedJob(NamedTuple):
         """As the submit function takes it, under this id."""
         sampling = self.body.sampling
         prompt_tokens = len(self.body.token_ids or ())
+        if sampling.truncate_prompt is not None:
+            prompt_tokens = min(prompt_tokens, sampling.truncate_prompt)
         expected = prompt_tokens or len(self.encoded) // _BYTES_PER_TOKEN
+        each = _EXPECTED_OUTPUT_TOKENS if sampling.max_tokens is None else sampling.max_tokens
         return Submission(
             job_id=job_id,
             body=self.encoded,
             version=SCHEMA_VERSION,
             job_class=self.job_class,
             tenant=self.tenant,
-            cost=expected + (sampling.max_tokens or _EXPECTED_OUTPUT_TOKENS),
+            cost=expected + each * sampling.num_choices,
             seed=secrets.randbelow(MAX_SEED) if sampling.seed is None else sampling.seed,
             deadline_ms=self.deadline_ms,
             delay_ms=self.delay_ms,
@@ -169,33 +175,14 @@ def check_options(options: JobOptions, limits: Limits) -> CheckedJob:
 
 
 def _body(options: JobOptions, limits: Limits) -> JobBody:
-    given = [name for name in ("messages", "prompt", "token_ids") if options.get(name) is not None]
-    if len(given) != 1:
-        raise InvalidJob(
-            f"exactly one of messages, prompt and token_ids, not {' and '.join(given) or 'none'}"
-        )
-    messages, prompt, token_ids = options.get("messages"), options.get("prompt"), options.get("token_ids")
-    checked_ids = None if token_ids is None else check_token_ids("token_ids", token_ids, limits.prompt_tokens)
-    if checked_ids == ():
-        raise InvalidJob("token_ids is empty")
-    return JobBody(
-        messages=None if messages is None else check_messages(messages, limits),
-        prompt=None if prompt is None else check_text("prompt", prompt),
-        token_ids=checked_ids,
-        sampling=check_sampling(options.get("sampling"), limits),
-        metadata=check_metadata(options.get("metadata") or {}, limits),
-        traceparent=_traceparent(options.get("traceparent")),
-    )
+    fields: dict[str, Any] = {
+        name: value for name in _BODY_FIELDS if (value := options.get(name)) is not None
+    }
+    return check_body(JobBody(**fields), limits)
 
 
 def _without_trace(body: JobBody) -> JobBody:
-    return JobBody(
-        messages=body.messages,
-        prompt=body.prompt,
-        token_ids=body.token_ids,
-        sampling=body.sampling,
-        metadata=dict(sorted(body.metadata.items())),
-    )
+    return replace(body, traceparent=None, metadata=dict(sorted(body.metadata.items())))
 
 
 def _job_class(value: object) -> JobClass:
@@ -222,12 +209,6 @@ def _run_at_ms(options: JobOptions) -> int:
     if from_now_s > MAX_DURATION_S:
         raise InvalidJob(f"run_at is {from_now_s:.0f} s ahead, more than {MAX_DURATION_S:.0f}")
     return max(0, round(run_at.timestamp() * 1000))
-
-
-def _traceparent(value: object) -> str | None:
-    if value is not None and _TRACEPARENT.fullmatch(check_text("traceparent", value, most=55)) is None:
-        raise InvalidJob("traceparent is not of the form 00-<32 hex>-<16 hex>-<2 hex>")
-    return None if value is None else str(value)
 
 
 def _digest(data: bytes) -> str:

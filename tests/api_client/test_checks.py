@@ -11,11 +11,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chairlift_client import ChairliftError, InvalidJob, JobTooLarge, Limits, Message, SamplingParams
+from chairlift_client import (
+    ChairliftError,
+    Grammar,
+    InvalidJob,
+    JobTooLarge,
+    JsonSchema,
+    Limits,
+    Message,
+    OneOf,
+    Regex,
+    SamplingParams,
+)
 from chairlift_client.protocol import decode_body
 from chairlift_client.request import JobOptions, check_options
 
 LIMITS = Limits()
+USER = [{"role": "user", "content": "x"}]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A dict within a dict, and so on."""
+    return {"x": nested(depth - 1)} if depth > 1 else {}
 
 
 def check(**options: Any) -> Any:
@@ -27,11 +44,10 @@ def check(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("max_tokens", 0, "max_tokens = 0 is outside 1 … 2147483647"),
-        ("max_tokens", -1, "max_tokens = -1 is outside"),
+        ("max_tokens", -1, "max_tokens = -1 is outside 0 … 2147483647"),
         ("max_tokens", True, "max_tokens has to be an int, not bool"),
         ("max_tokens", 2.0, "max_tokens has to be an int, not float"),
-        ("max_tokens", 2**40, "outside 1 … 2147483647"),
+        ("max_tokens", 2**40, "outside 0 … 2147483647"),
         ("min_tokens", -1, "min_tokens = -1 is outside 0"),
         ("temperature", -0.1, "temperature = -0.1 is outside 0 … 100"),
         ("temperature", 101, "temperature = 101 is outside"),
@@ -62,6 +78,30 @@ def check(**options: Any) -> Any:
         ("stop_token_ids", (True,), r"stop_token_ids\[0\] has to be an int, not bool"),
         ("stop_token_ids", tuple(range(257)), "stop_token_ids has 257 items, more than 256"),
         ("stop_token_ids", None, "has to be a list or a tuple, not None"),
+        ("truncate_prompt", 0, "truncate_prompt = 0 is outside 1"),
+        ("n", 0, "n = 0 is outside 1 … 16"),
+        ("n", 17, "n = 17 is outside 1 … 16"),
+        ("best_of", 0, "best_of = 0 is outside 1 … 16"),
+        ("typical_p", 0, "typical_p = 0 is outside more than 0 … 1"),
+        ("typical_p", 1.1, "typical_p = 1.1 is outside"),
+        ("repetition_penalty", 0, "repetition_penalty = 0 is outside 0.01 … 100"),
+        ("repetition_penalty", math.nan, "not finite"),
+        ("presence_penalty", 101, "presence_penalty = 101 is outside -100 … 100"),
+        ("frequency_penalty", "x", "frequency_penalty has to be a number, not str"),
+        ("logit_bias", [1], "logit_bias has to be a dict of token id to number, not list"),
+        ("logit_bias", {"1": 1}, "a token id of logit_bias has to be an int, not str"),
+        ("logit_bias", {1: "x"}, r"logit_bias\[1\] has to be a number, not str"),
+        ("logit_bias", {-1: 0.0}, "a token id of logit_bias = -1 is outside 0"),
+        ("logit_bias", {1: -math.inf}, r"logit_bias\[1\] = -inf is not finite"),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0), "logit_bias has 1025 items, more than 1024"),
+        ("allowed_token_ids", (), "allowed_token_ids is empty"),
+        ("allowed_token_ids", (2**31,), r"allowed_token_ids\[0\] = 2147483648 is outside"),
+        ("banned_token_ids", (-1,), r"banned_token_ids\[0\] = -1 is outside"),
+        ("banned_token_ids", (1,) * 4097, "banned_token_ids has 4097 items, more than 4096"),
+        ("bad_words", ("",), r"bad_words\[0\] is empty"),
+        ("bad_words", ("x",) * 65, "bad_words has 65 items, more than 64"),
+        ("logprobs", 21, "logprobs = 21 is outside 0 … 20"),
+        ("prompt_logprobs", -1, "prompt_logprobs = -1 is outside 0 … 20"),
         ("ignore_eos", 1, "ignore_eos has to be True or False, not int"),
         ("include_stop", None, "include_stop has to be True or False, not None"),
         ("skip_special_tokens", "no", "skip_special_tokens has to be True or False"),
@@ -88,7 +128,51 @@ def test_sampling(field: str, value: object, message: str) -> None:
         ({"prompt": None}, "exactly one of messages, prompt and token_ids, not none"),
         ({"messages": []}, "messages is empty"),
         ({"messages": "hello"}, "messages has to be a list or a tuple, not str"),
-        ({"messages": [{"role": "user"}]}, r"messages\[0\] has the keys \['role'\]"),
+        ({"messages": [{"content": "x"}]}, r"messages\[0\] has the keys \['content'\]"),
+        (
+            {"messages": [{"role": "user", "text": "x"}]},
+            r"the keys \['role', 'text'\]; known are role, content",
+        ),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has neither content nor tool_calls"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"messages\[0\].content\[0\] has to be a part of type text, not image_url",
+        ),
+        ({"messages": [{"role": "tool", "content": "", "name": "n" * 65}]}, "name has 65 characters"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+            r"messages\[0\].tool_calls\[0\] has to be a dict with a function that has a name",
+        ),
+        ({"prompt": "x", "tools": []}, "tools and chat_template need messages"),
+        ({"messages": USER, "tools": ["f"]}, r"tools\[0\] has to be a dict, not str"),
+        ({"messages": USER, "tools": [{}] * 129}, "tools has 129 items, more than 128"),
+        ({"messages": USER, "tools": [{"x": {1}}]}, "tools holds a set, which JSON has no word for"),
+        ({"messages": USER, "tools": [{"x": math.inf}]}, "a number in tools = inf is not finite"),
+        ({"messages": USER, "tools": [{"x": 2**63}]}, "a number in tools = 9223372036854775808 is outside"),
+        ({"messages": USER, "tools": [{"x": "\ud800"}]}, "a string in tools holds a lone surrogate"),
+        ({"messages": USER, "tools": [nested(33)]}, "tools is nested more than 32 deep"),
+        ({"messages": USER, "tools": [{"x": "y" * 65536}]}, "tools has 65546 bytes of JSON, more than 65536"),
+        ({"messages": USER, "chat_template": ""}, "chat_template is empty"),
+        ({"messages": USER, "chat_template": "x" * 65537}, "chat_template has 65537 characters, more than"),
+        ({"structured": 1}, "structured has to be a JsonSchema, Regex, Grammar or OneOf, not int"),
+        ({"structured": {"type": "xml"}}, "structured: Invalid value 'xml'"),
+        ({"structured": {"type": "regex"}}, "structured: Object missing required field `pattern`"),
+        ({"structured": JsonSchema(schema=False)}, "structured.schema is false: nothing matches it"),
+        ({"structured": JsonSchema(schema={"enum": [{1}]})}, "structured.schema holds a set"),
+        ({"structured": JsonSchema(schema={"x": nested(33)})}, "structured.schema is nested more than 32"),
+        ({"structured": Regex(pattern="")}, "structured.pattern is empty"),
+        ({"structured": Regex(pattern="a" * 8193)}, "structured.pattern has 8193 characters, more than 8192"),
+        ({"structured": Grammar(grammar="")}, "structured.grammar is empty"),
+        ({"structured": OneOf(options=())}, "structured.options is empty"),
+        ({"structured": OneOf(options=("a", ""))}, r"structured.options\[1\] is empty"),
+        ({"structured": OneOf(options=("a", "a"))}, "structured.options names one text twice"),
+        ({"structured": OneOf(options=("a",) * 1025)}, "structured.options has 1025 items, more than 1024"),
+        (
+            {"structured": Regex(pattern="a"), "sampling": {"ignore_eos": True}},
+            "ignore_eos exclude each other",
+        ),
+        ({"cache": 1}, "cache has to be True or False, not int"),
+        ({"adapter": ""}, "adapter is empty"),
         ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content has to be a str"),
         ({"messages": [{"role": "", "content": ""}]}, r"messages\[0\].role is empty"),
         ({"messages": [{"role": "r" * 65, "content": ""}]}, r"role has 65 characters, more than 64"),
@@ -102,6 +186,7 @@ def test_sampling(field: str, value: object, message: str) -> None:
         ({"token_ids": 5}, "token_ids has to be a list or a tuple, not int"),
         ({"sampling": 3}, "sampling has to be a SamplingParams or a dict, not int"),
         ({"sampling": {"temprature": 1}}, "sampling has no temprature; known are max_tokens"),
+        ({"sampling": {"n": 3, "best_of": 2}}, "best_of = 2 is outside 3 … 16"),
         ({"sampling": {"min_tokens": 5, "max_tokens": 4}}, "min_tokens = 5 is outside 0 … 4"),
         ({"job_class": "urgent"}, "job_class = 'urgent' is none of high, normal, low, batch"),
         ({"tenant": "a:b"}, "tenant name 'a:b'"),
@@ -155,6 +240,40 @@ def test_what_is_right_passes_and_is_stored_as_given() -> None:
     assert (checked.deadline_ms, checked.delay_ms, checked.run_at_ms) == (1500, 0, 0)
     assert checked.submission("m.0.x").seed == 0
     assert checked.submission("m.0.x").idempotency == ""
+
+
+def test_a_chat_with_tools_passes_and_is_stored_as_given() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    checked = check(
+        messages=[
+            {"role": "system", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "What time is it?", "name": "ann"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "12:00", "tool_call_id": "c1"},
+        ],
+        tools=tools,
+        chat_template="{{ messages }}",
+        structured={"type": "json_schema", "schema": {"type": "object"}},
+        cache=False,
+        adapter="polite",
+    )
+    body = decode_body(checked.encoded)
+    assert body == checked.body
+    assert body.messages is not None
+    assert [message.content for message in body.messages] == ["a\nb", "What time is it?", "", "12:00"]
+    assert body.messages[2].tool_calls == (call,)
+    assert body.messages[3].tool_call_id == "c1"
+    assert body.tools == tuple(tools)
+    assert body.structured == JsonSchema(schema={"type": "object"})
+    assert (body.chat_template, body.cache, body.adapter) == ("{{ messages }}", False, "polite")
+
+
+def test_what_a_job_costs_counts_every_choice_and_the_truncated_prompt() -> None:
+    sampling = {"n": 2, "best_of": 3, "max_tokens": 10, "truncate_prompt": 4}
+    submission = check(token_ids=[1] * 9, sampling=sampling).submission("m.0.x")
+    assert (submission.prompt_tokens, submission.cost) == (4, 34)
+    assert check(token_ids=[1], sampling={"max_tokens": 0}).submission("m.0.x").cost == 1
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:
