@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -94,14 +95,19 @@ def test_redis_is_kept_on_disk_and_evicts_nothing() -> None:
     assert "--appendfsync" in options
 
 
-def test_constraints_are_exact_and_cover_every_dependency() -> None:
+def test_every_dependency_is_pinned_exactly_and_explained() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(line.count("==") == 1 and "+" not in line and "/" not in line for line in lines)
     pinned = {_normal(line.partition("==")[0]) for line in lines}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
-    names = {_normal(requirement) for requirement in wanted} - {"chairlift"}
+    names = {_normal(requirement) for requirement in requirements()} - {"chairlift"}
     assert names - pinned == set()
+    explained = (ROOT / "docs" / "dependencies.md").read_text().replace("_", "-")
+    assert [name for name in names if not re.search(rf"^\|.*\b{name}\b.*\|", explained, re.MULTILINE)] == []
+
+
+def requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
 
 
 def _normal(requirement: str) -> str:

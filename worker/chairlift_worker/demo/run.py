@@ -85,10 +85,11 @@ class Demo:
         guard = asyncio.create_task(worker.wait())
         jobs = asyncio.create_task(self._follow_jobs(client, display, folder))
         try:
-            await asyncio.wait((jobs, guard, steps), return_when=asyncio.FIRST_COMPLETED)
-            if not jobs.done():
+            done, _ = await asyncio.wait((jobs, guard, steps), return_when=asyncio.FIRST_COMPLETED)
+            if guard in done and jobs not in done:
                 raise ChildError("worker", worker.returncode, folder / "worker.log")
-            await jobs
+            for task in done:
+                await task
         finally:
             for task in (steps, guard, jobs):
                 task.cancel()
@@ -127,10 +128,11 @@ class Demo:
             await asyncio.sleep(_POLL_S)
 
     def _read_steps(self, path: Path, display: Display) -> None:
-        """Tell of the steps that were written since the last look. The worker writes whole lines."""
+        """Tell of the steps that were written since the last look; a line may be only half there."""
         if not path.exists():
             return
-        for line in path.read_bytes().splitlines()[len(self._lift.steps) :]:
+        whole = path.read_bytes().split(b"\n")[:-1]
+        for line in whole[len(self._lift.steps) :]:
             record = msgspec.json.decode(line, type=StepRecord)
             if not self._lift.rides.keys() >= set(record.jobs):
                 return  # the producer's line about a job is still on its way
