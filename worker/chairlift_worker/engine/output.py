@@ -1,13 +1,14 @@
 """What a job has said so far: text, held-back text, and whether it is done.
 
-A pure function of the sampling parameters and the output tokens. A resumed job appends its logged
-tokens again and is then exactly where the undisturbed job was, held-back text included.
+A pure function of the sampling parameters, the structure and the output tokens. A resumed job appends its
+logged tokens again and is then exactly where the undisturbed job was, held-back text included.
 """
 
 from __future__ import annotations
 
 from chairlift_client.protocol import FinishReason, SamplingParams
 from chairlift_worker.engine.detokenizer import Detokenizer, TokenDecoder
+from chairlift_worker.engine.grammar import GrammarState
 from chairlift_worker.engine.stops import StopMatcher
 
 
@@ -15,8 +16,9 @@ class JobOutput:
     """One choice of a job.
 
     Endings, in this order: a stop id or end-of-sequence token (an output token without text), a stop
-    string (the output ends with the token that completed it), `max_output_tokens`. None of the first
-    `min_tokens` tokens can end it in the first two ways.
+    string (the output ends with the token that completed it), a structure that is complete,
+    `max_output_tokens` (0: it has ended before it began). None of the first `min_tokens` tokens can end it
+    in the first two ways.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class JobOutput:
         *,
         eos_token_ids: frozenset[int],
         max_output_tokens: int,
+        grammar: GrammarState | None = None,
     ) -> None:
         self._sampling = sampling
         self._max_output_tokens = max_output_tokens
@@ -33,8 +36,10 @@ class JobOutput:
         self._stops = StopMatcher(sampling.stop, include_stop=sampling.include_stop)
         self._ending_ids = ending_token_ids(sampling, eos_token_ids)
         self._texts: list[str] = []
+        self.grammar = grammar
+        """How far the text has come in its structure."""
         self.token_ids: list[int] = []
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: FinishReason | None = "length" if max_output_tokens == 0 else None
         self.stop_reason: str | int | None = None
         """The stop string or stop id that ended it; None for an end-of-sequence token."""
 
@@ -49,7 +54,10 @@ class JobOutput:
         return frozenset() if self._may_end(len(self.token_ids) + 1) else self._ending_ids
 
     def append(self, token_id: int) -> str:
-        """The text that became final with this token: everything that is left if it is the last."""
+        """The text that became final with this token: everything that is left if it is the last.
+
+        Raises GrammarError for a token that the structure does not permit.
+        """
         assert self.finish_reason is None, "the output has ended"
         self.token_ids.append(token_id)
         text = self._absorb(token_id)
@@ -68,6 +76,10 @@ class JobOutput:
             return ""
         text = self._stops.append(self._detokenizer.append(token_id), may_match=may_end)
         self._note_match()
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
+            if self.grammar.is_complete and self.finish_reason is None:
+                self.finish_reason = "stop"
         return text
 
     def _flush(self) -> str:

@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, then top-k, top-p, min-p, then Gumbel-max with keyed noise.
+"""From logits to tokens: penalties, bias, bans, temperature, top-k, top-p, min-p, typical-p, Gumbel-max.
 
 Adding standard Gumbel noise to log-probabilities and taking the largest draws from the distribution
 (Gumbel 1954; Maddison, Tarlow, Minka, "A* sampling", 2014). Each row is worked on by itself, on
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from chairlift_client.protocol import SamplingParams
 from chairlift_worker.engine.noise import Purpose, draw_key, gumbel_noise, random_bits
+from chairlift_worker.engine.penalties import TokenCounts, penalize
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the division would leave nothing but the largest logit anyway."""
@@ -34,6 +35,10 @@ class Draw(NamedTuple):
     """Output tokens before this one."""
     banned: frozenset[int] = frozenset()
     choice: int = 0
+    allowed: Tensor | None = None
+    """Tokens that may be drawn, [V] bool on the CPU; None allows all. With `banned` they must leave one."""
+    counts: TokenCounts | None = None
+    """Needed where the sampling has penalties."""
 
 
 def sample(logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
@@ -52,9 +57,7 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> list[int | None]:
 
 def _choose(logits: Tensor, draw: Draw) -> Tensor:
     """The token [] int64 of one finite row [V]."""
-    if draw.banned:
-        banned = torch.tensor(sorted(draw.banned), device=logits.device)
-        logits = logits.index_fill(0, banned, -torch.inf)
+    logits = _adjust(logits, draw)
     if draw.sampling.temperature < GREEDY_BELOW:
         return _best(logits)
     # The largest becomes 0 first, so that no temperature can overflow it.
@@ -62,6 +65,22 @@ def _choose(logits: Tensor, draw: Draw) -> Tensor:
     token_ids, scores = _filter(scores, draw.sampling)
     key = draw_key(draw.seed, draw.choice, draw.position, Purpose.TOKEN)
     return token_ids[_best(scores + gumbel_noise(random_bits(key, token_ids)))]
+
+
+def _adjust(logits: Tensor, draw: Draw) -> Tensor:
+    """Penalties, then the bias, then the bans; the row given stays as it was."""
+    if draw.counts is not None:
+        logits = penalize(logits, draw.counts, draw.sampling)
+    if draw.sampling.logit_bias:
+        token_ids = torch.tensor(list(draw.sampling.logit_bias), device=logits.device)
+        bias = torch.tensor(list(draw.sampling.logit_bias.values()), device=logits.device)
+        logits = logits.index_add(0, token_ids, bias.to(logits.dtype))
+    if draw.allowed is not None:
+        logits = logits.masked_fill(~draw.allowed.to(logits.device), -torch.inf)
+    if draw.banned:
+        banned = torch.tensor(sorted(draw.banned), device=logits.device)
+        logits = logits.index_fill(0, banned, -torch.inf)
+    return logits
 
 
 def _filter(scores: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
@@ -75,6 +94,8 @@ def _filter(scores: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
         # p >= min_p * p_max, in logarithms; the largest score is 0.
         kept = scores >= log(sampling.min_p)
         token_ids, scores = token_ids[kept], scores[kept]
+    if sampling.typical_p < 1.0:
+        token_ids, scores = _keep_typical(token_ids, scores, sampling.typical_p)
     return token_ids, scores
 
 
@@ -99,6 +120,23 @@ def _keep_top_p(token_ids: Tensor, scores: Tensor, top_p: float) -> tuple[Tensor
     mass_before = probabilities.cumsum(dim=0) - probabilities
     num_kept = (mass_before < top_p).sum().clamp(min=1)
     return token_ids[:num_kept], scores[:num_kept]
+
+
+def _keep_typical(token_ids: Tensor, scores: Tensor, typical_p: float) -> tuple[Tensor, Tensor]:
+    """The tokens whose surprise is closest to the entropy, as few as reach typical_p together; at least one.
+
+    Meister, Pimentel, Wiher, Cotterell, "Locally Typical Sampling", 2022. Of equally close ones the lower
+    id goes first.
+    """
+    order = token_ids[scores > -torch.inf].argsort()
+    token_ids, scores = token_ids[scores > -torch.inf][order], scores[scores > -torch.inf][order]
+    log_probabilities = scores.log_softmax(dim=0)
+    probabilities = log_probabilities.exp()
+    entropy = -(probabilities * log_probabilities).sum()
+    order = (-log_probabilities - entropy).abs().sort(stable=True).indices
+    probabilities = probabilities[order]
+    num_kept = (probabilities.cumsum(dim=0) - probabilities < typical_p).sum().clamp(min=1)
+    return token_ids[order][:num_kept], scores[order][:num_kept]
 
 
 def _best_first(token_ids: Tensor, scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
