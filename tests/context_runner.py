@@ -41,6 +41,8 @@ class ContextRunner:
         self.num_steps += 1
         batch = build_batch(chunks, self._spec.block_size, torch.device("cpu"))
         assert len(set(batch.slots.tolist())) == len(batch.slots), "two tokens in one slot"
+        pages = self._cache.view(self._spec.num_blocks, self._spec.block_size)
+        pages[batch.copy_targets] = pages[batch.copy_sources]
         self._cache[batch.slots] = batch.token_ids
         rows = [
             self._logits(self._context(chunk, chunk.start + len(chunk.token_ids) - back))

@@ -8,13 +8,24 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from chairlift_worker.engine.blocks import BlockPool
 
 
+def content(*letters: str) -> list[bytes]:
+    """A chain of names: each stands for all letters up to it."""
+    return ["".join(letters[: end + 1]).encode() for end in range(len(letters))]
+
+
 class BlockPoolMachine(RuleBasedStateMachine):
-    """Any order of growing, sharing and releasing leaves the books right."""
+    """Any order of growing, naming, finding, borrowing and releasing leaves the books right.
+
+    The machine keeps what was last written into each block, so that a name that outlives its content shows.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.num_tokens: dict[str, int] = {}
         self.num_owners = 0
+        self.written: dict[int, bytes] = {}
+        self.named: dict[str, int] = {}
+        self.letters: dict[str, list[str]] = {}
 
     @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 4))
     def build(self, num_blocks: int, block_size: int) -> None:
@@ -28,33 +39,73 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_tokens)
     @rule(data=st.data(), num_tokens=st.integers(0, 20))
     def grow_old(self, data: st.DataObject, num_tokens: int) -> None:
-        self.grow(data.draw(st.sampled_from(sorted(self.num_tokens))), num_tokens)
+        self.grow(self.somebody(data), num_tokens)
+
+    def somebody(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.num_tokens)))
 
     def grow(self, owner: str, num_tokens: int) -> None:
         before = self.pool.table(owner)
         if not self.pool.can_grow(owner, num_tokens):
-            assert self.pool.num_missing(owner, num_tokens) > self.pool.num_free
+            assert self.pool.num_missing(owner, num_tokens) > self.pool.num_available
             return
         self.pool.grow(owner, num_tokens)
         self.num_tokens[owner] = max(num_tokens, self.num_tokens.get(owner, 0))
         assert self.pool.table(owner)[: len(before)] == before
+        for block in self.pool.table(owner)[len(before) :]:
+            self.written[block] = b"nothing yet"
+
+    @precondition(lambda self: self.num_tokens)
+    @rule(data=st.data(), letter=st.sampled_from("xy"))
+    def compute(self, data: st.DataObject, letter: str) -> None:
+        """The owner's next block becomes whole, with this letter in it."""
+        owner = self.somebody(data)
+        letters = self.letters.setdefault(owner, [])
+        if len(letters) < len(self.pool.table(owner)):
+            letters.append(letter)
+            name = content(*letters)[-1]
+            self.written[self.pool.table(owner)[len(letters) - 1]] = name
+            self.pool.name(owner, len(letters) - 1, name)
+
+    @rule(letters=st.lists(st.sampled_from("xy"), min_size=1, max_size=4), borrows=st.booleans())
+    def adopt(self, letters: list[str], borrows: bool) -> None:
+        blocks = self.pool.match(content(*letters))
+        assert [self.written[block] for block in blocks] == content(*letters)[: len(blocks)]
+        self.num_owners += 1
+        owner, num_available, num_idle = (
+            str(self.num_owners),
+            self.pool.num_available,
+            self.pool.num_idle(blocks),
+        )
+        if borrows and blocks:
+            self.pool.borrow(owner, blocks[-1])
+            assert self.pool.borrowed(owner) == blocks[-1]
+        shared = blocks[:-1] if borrows else blocks
+        self.pool.adopt(owner, shared)
+        self.num_tokens[owner] = len(shared) * self.pool.block_size
+        self.letters[owner] = letters[: len(shared)]
+        assert self.pool.table(owner) == shared
+        assert self.pool.num_available == num_available - num_idle
 
     @precondition(lambda self: self.num_tokens)
     @rule(data=st.data())
-    def share(self, data: st.DataObject) -> None:
-        source = data.draw(st.sampled_from(sorted(self.num_tokens)))
-        num_blocks = data.draw(st.integers(0, len(self.pool.table(source))))
-        self.num_owners += 1
-        owner, num_free = str(self.num_owners), self.pool.num_free
-        self.pool.share(owner, source, num_blocks * self.pool.block_size)
-        self.num_tokens[owner] = num_blocks * self.pool.block_size
-        assert self.pool.table(owner) == self.pool.table(source)[:num_blocks]
-        assert self.pool.num_free == num_free
+    def copied(self, data: st.DataObject) -> None:
+        owner = self.somebody(data)
+        self.pool.give_back(owner)
+        assert self.pool.borrowed(owner) is None
+
+    @precondition(lambda self: self.num_tokens)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        owner = self.somebody(data)
+        self.pool.forget(owner)
+        letters = self.letters.get(owner, [])
+        assert not set(self.pool.match(content(*letters))) & set(self.pool.table(owner))
 
     @precondition(lambda self: self.num_tokens)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        owner = data.draw(st.sampled_from(sorted(self.num_tokens)))
+        owner = self.somebody(data)
         self.pool.release(owner)
         self.pool.release(owner)  # harmless
         del self.num_tokens[owner]
@@ -63,7 +114,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @invariant()
     def books_are_right(self) -> None:
         self.pool.check()
-        assert self.pool.num_free + self.pool.num_owned == self.pool.num_blocks
+        assert self.pool.num_free + self.pool.num_cached + self.pool.num_owned == self.pool.num_blocks
         for owner, num_tokens in self.num_tokens.items():
             assert len(self.pool.table(owner)) == self.pool.blocks_for(num_tokens)
 
@@ -72,7 +123,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             for owner in self.num_tokens:
                 self.pool.release(owner)
             self.pool.check()
-            assert self.pool.num_free == self.pool.num_blocks
+            assert self.pool.num_available == self.pool.num_blocks
 
 
 TestBlockPool = BlockPoolMachine.TestCase
@@ -91,14 +142,56 @@ def test_last_block_is_not_empty() -> None:
 def test_shared_blocks_stay_until_the_last_owner_goes() -> None:
     pool = BlockPool(4, 2)
     pool.grow("a", 4)
-    pool.share("b", "a", 4)
+    pool.adopt("b", pool.table("a"))
     pool.release("a")
     assert pool.num_free == 2
     pool.release("b")
     assert pool.num_free == 4
 
 
-@pytest.mark.parametrize("breakage", ["free twice", "free and owned", "lost", "count"])
+def test_a_recycled_block_loses_its_name() -> None:
+    pool = BlockPool(2, 2)
+    pool.grow("a", 4)
+    for index, name in enumerate(content("x", "y")):
+        pool.name("a", index, name)
+    pool.release("a")
+    assert (pool.num_free, pool.num_cached) == (0, 2)
+    pool.grow("b", 2)
+    assert len(pool.match(content("x", "y"))) == 1, "the end of a chain goes before its beginning"
+    pool.grow("b", 4)
+    assert pool.match(content("x", "y")) == ()
+    pool.release("b")
+    assert (pool.num_free, pool.num_cached) == (2, 0)
+
+
+def test_free_blocks_are_taken_before_cached_ones_and_the_least_recently_used_goes_first() -> None:
+    pool = BlockPool(4, 1)
+    for owner in "abc":
+        pool.grow(owner, 1)
+        pool.name(owner, 0, owner.encode())
+        pool.release(owner)
+    pool.adopt("again", pool.match([b"a"]))
+    pool.release("again")
+    pool.grow("d", 1)
+    assert pool.num_cached == 3
+    pool.grow("d", 2)
+    assert [bool(pool.match([name])) for name in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_of_two_that_computed_the_same_the_first_keeps_the_name() -> None:
+    pool = BlockPool(2, 1)
+    pool.grow("a", 1)
+    pool.grow("b", 1)
+    pool.name("a", 0, b"same")
+    pool.name("b", 0, b"same")
+    assert pool.match([b"same"]) == pool.table("a")
+    pool.release("b")
+    assert (pool.num_free, pool.num_cached) == (1, 0)
+    pool.release("a")
+    assert (pool.num_free, pool.num_cached) == (1, 1)
+
+
+@pytest.mark.parametrize("breakage", ["free twice", "free and owned", "lost", "count", "name"])
 def test_check_finds_broken_books(breakage: str) -> None:
     pool = BlockPool(4, 2)
     pool.grow("a", 4)
@@ -109,6 +202,8 @@ def test_check_finds_broken_books(breakage: str) -> None:
         pool._free.append(pool.table("a")[0])
     elif breakage == "lost":
         pool._free.pop()
+    elif breakage == "name":
+        pool._hashes[pool._free[0]] = b"stale"
     else:
         pool._num_references[pool.table("a")[0]] = -1
     with pytest.raises(AssertionError):

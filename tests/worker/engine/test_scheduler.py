@@ -112,7 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
             self.books_are_right()
         assert not self.alive, "not everything finished"
-        assert self.pool.num_free == self.pool.num_blocks
+        assert self.pool.num_available == self.pool.num_blocks
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -189,7 +189,7 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
     while scheduler.num_running or scheduler.num_waiting:
         run_step(scheduler)
         scheduler.check()
-    assert pool.num_free == pool.num_blocks
+    assert pool.num_available == pool.num_blocks
 
 
 def test_ten_jobs_on_a_pool_for_two_all_finish_with_bounded_preemptions() -> None:

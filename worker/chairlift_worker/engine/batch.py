@@ -25,6 +25,9 @@ class Chunk(NamedTuple):
     """Covers at least start + len(token_ids) slots."""
     num_logits: int
     """How many of the last rows need logits: 0 inside a prompt, 1 to sample, more to verify drafts."""
+    copy_from: int | None = None
+    """A block whose content goes into the one that `start` lies in, before anything is written: the
+    sequence shares a beginning with another one, and goes on in the middle of a block."""
 
 
 class Batch(NamedTuple):
@@ -37,6 +40,8 @@ class Batch(NamedTuple):
     context_lens: Tensor  # [S] int32, tokens in the cache after this step's write
     block_tables: Tensor  # [S, max blocks] int32, padded with 0
     logit_rows: Tensor  # [R] indices into T
+    copy_sources: Tensor  # [C] blocks to copy, before this step's write …
+    copy_targets: Tensor  # [C] … and those to copy them into
     max_query_len: int
     max_context_len: int
 
@@ -49,6 +54,7 @@ def build_batch(chunks: Seq[Chunk], block_size: int, device: torch.device) -> Ba
     query_starts = [0]
     context_lens: list[int] = []
     logit_rows: list[int] = []
+    copies: list[tuple[int, int]] = []
     for chunk in chunks:
         end = chunk.start + len(chunk.token_ids)
         token_ids.extend(chunk.token_ids)
@@ -57,6 +63,8 @@ def build_batch(chunks: Seq[Chunk], block_size: int, device: torch.device) -> Ba
             chunk.block_table[position // block_size] * block_size + position % block_size
             for position in range(chunk.start, end)
         )
+        if chunk.copy_from is not None:
+            copies.append((chunk.copy_from, chunk.block_table[chunk.start // block_size]))
         query_starts.append(len(token_ids))
         context_lens.append(end)
         logit_rows.extend(range(len(token_ids) - chunk.num_logits, len(token_ids)))
@@ -74,6 +82,8 @@ def build_batch(chunks: Seq[Chunk], block_size: int, device: torch.device) -> Ba
         context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
         block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
         logit_rows=integers(logit_rows),
+        copy_sources=integers([source for source, _ in copies]),
+        copy_targets=integers([target for _, target in copies]),
         max_query_len=max(len(chunk.token_ids) for chunk in chunks),
         max_context_len=max(context_lens),
     )

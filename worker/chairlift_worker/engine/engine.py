@@ -13,6 +13,7 @@ from chairlift_worker.engine.admission import max_output_tokens
 from chairlift_worker.engine.blocks import BlockPool
 from chairlift_worker.engine.detokenizer import TokenDecoder
 from chairlift_worker.engine.output import JobOutput
+from chairlift_worker.engine.prefix import CacheIdentity, PrefixHashes
 from chairlift_worker.engine.request import (
     EngineConfig,
     EngineRequest,
@@ -40,8 +41,12 @@ class Engine:
     preemptions, or on where an earlier attempt broke off.
     """
 
-    def __init__(self, runner: Runner, decoder: TokenDecoder, config: EngineConfig) -> None:
+    def __init__(
+        self, runner: Runner, decoder: TokenDecoder, config: EngineConfig, *, fingerprint: str = ""
+    ) -> None:
+        """`fingerprint` names the model in the prefix cache."""
         self._runner = runner
+        self._fingerprint = fingerprint
         self._decoder = decoder
         self._config = config
         spec = runner.spec
@@ -73,8 +78,8 @@ class Engine:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of the KV pool that nobody owns."""
-        return self._pool.num_free
+        """Blocks of the KV pool that nobody owns, cached ones included."""
+        return self._pool.num_available
 
     @property
     def num_blocks(self) -> int:
@@ -103,6 +108,7 @@ class Engine:
             order=request.order,
             token_ids=[*request.prompt_token_ids, *request.logged_token_ids],
             max_total_tokens=len(request.prompt_token_ids) + max_tokens,
+            prefix=self._prefix(request),
         )
         job = _Job(request, sequence, output)
         if output.finish_reason is not None:
@@ -151,6 +157,12 @@ class Engine:
         self._scheduler.check()
         assert len(self._jobs) == self.num_running + self.num_waiting
 
+    def _prefix(self, request: EngineRequest) -> PrefixHashes | None:
+        if not (self._config.prefix_cache and request.cache):
+            return None
+        identity = CacheIdentity(self._fingerprint, salt=request.cache_salt)
+        return PrefixHashes(identity, self._pool.block_size)
+
     def _advance(self, job: _Job, token_id: int | None) -> None:
         """Add the sampled token to the job; None says that its logits were not finite."""
         job_id = job.request.job_id
@@ -174,11 +186,11 @@ class Engine:
                 self._fail(job_id, Failure(job_id, "deadline", message))
 
     def _fail(self, job_id: str, failure: Failure) -> None:
-        self._remove(job_id)
+        self._remove(job_id, forget=failure.code == "numerics")
         self._failures[job_id] = failure
 
-    def _remove(self, job_id: str) -> None:
-        self._scheduler.remove(self._jobs.pop(job_id).sequence)
+    def _remove(self, job_id: str, *, forget: bool = False) -> None:
+        self._scheduler.remove(self._jobs.pop(job_id).sequence, forget=forget)
 
     def _report(
         self, schedule: Schedule, *, schedule_s: float, forward_s: float, sample_s: float
@@ -194,6 +206,9 @@ class Engine:
             num_waiting=self.num_waiting,
             num_owned_blocks=self._pool.num_owned,
             num_blocks=self._pool.num_blocks,
+            num_cached_blocks=self._pool.num_cached,
+            num_boarded_tokens=self._scheduler.num_boarded_tokens,
+            num_cached_tokens=self._scheduler.num_cached_tokens,
             schedule_s=schedule_s,
             forward_s=forward_s,
             sample_s=sample_s,
@@ -243,4 +258,5 @@ def _delta(job: _Job, *, num_new: int, text: str) -> TokenDelta:
         output_tokens=len(output.token_ids),
         full_text=output.text if ended else None,
         full_token_ids=tuple(output.token_ids) if ended else None,
+        cached_tokens=min(job.sequence.num_cached or 0, len(job.request.prompt_token_ids)),
     )

@@ -18,6 +18,8 @@ class EngineConfig(NamedTuple):
     """Most tokens of one sequence in a step."""
     max_preemptions: int = 4
     """Preemptions of a job before it waits for room for its whole possible length."""
+    prefix_cache: bool = True
+    """Whether blocks are kept for jobs that begin alike."""
 
     def check(self) -> None:
         """ConfigError, with the numbers, where no schedule could keep its promises."""
@@ -47,6 +49,10 @@ class EngineRequest(NamedTuple):
     """By the server's clock, as `Engine.step` is told it."""
     order: int = 0
     """Boarding order: smaller is older. It must grow from job to job."""
+    cache: bool = True
+    """Whether the job uses the prefix cache, and leaves its blocks there."""
+    cache_salt: str = ""
+    """Only jobs with the same salt share blocks."""
 
 
 class TokenDelta(NamedTuple):
@@ -67,6 +73,8 @@ class TokenDelta(NamedTuple):
     """The whole text, set with `finish_reason`."""
     full_token_ids: tuple[int, ...] | None = None
     """All output tokens, set with `finish_reason`."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
 
 
 class Failure(NamedTuple):
@@ -93,6 +101,12 @@ class StepStats(NamedTuple):
     num_owned_blocks: int
     """After the step."""
     num_blocks: int
+    num_cached_blocks: int
+    """Without an owner, but of use to a job that begins alike. After the step."""
+    num_boarded_tokens: int
+    """Tokens that jobs knew when they boarded, since the engine began …"""
+    num_cached_tokens: int
+    """… and those among them that the prefix cache had: their ratio is the hit rate."""
     schedule_s: float
     forward_s: float
     sample_s: float

@@ -38,6 +38,6 @@ class Runner(Protocol):
         """Write the chunks' K and V and return logits [sum of num_logits, vocab_size] in float32.
 
         Rows follow the chunks' order. `chunks` is never empty; blocks of different chunks that are
-        written to never overlap.
+        written to never overlap. First of all, what the chunks' `copy_from` ask for is copied.
         """
         ...

@@ -26,6 +26,7 @@ from typing import NamedTuple
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.engine.blocks import BlockPool
 from chairlift_worker.engine.request import EngineConfig
+from chairlift_worker.engine.reuse import Reuse, find_reuse, num_blocks_taken
 from chairlift_worker.engine.sequence import Sequence
 
 
@@ -49,6 +50,10 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # both lists: oldest first
         self._running: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_boarded_tokens = 0
+        """Tokens that sequences knew when they first boarded …"""
+        self.num_cached_tokens = 0
+        """… and those among them that were computed already."""
 
     @property
     def num_waiting(self) -> int:
@@ -70,9 +75,22 @@ class Scheduler:
         assert self._pool.blocks_for(sequence.max_slots) <= self._pool.num_blocks, sequence.job_id
         insort(self._waiting, sequence, key=_age)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Take it out, whether it waits or runs, and free its blocks."""
+    def fork(self, source: Sequence, sequence: Sequence) -> None:
+        """`add` one that begins alike: it boards with what the source has computed by then.
+
+        All tokens of `sequence` must be the first ones of `source`. Whole blocks are shared, the block in
+        the middle of which they part is copied. This needs no prefix cache; a source that has ended by
+        then leaves only what the cache has kept.
+        """
+        assert source.token_ids[: len(sequence.token_ids)] == sequence.token_ids, sequence.job_id
+        sequence.source = source
+        self.add(sequence)
+
+    def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
+        """Take it out, whether it waits or runs, and free its blocks; `forget` what they hold if bad."""
         (self._running if sequence in self._running else self._waiting).remove(sequence)
+        if forget:
+            self._pool.forget(sequence.job_id)
         self._pool.release(sequence.job_id)
 
     def schedule(self) -> Schedule:
@@ -82,16 +100,19 @@ class Scheduler:
         for sequence in sorted(self._running, key=lambda sequence: sequence.num_pending > 1):
             if sequence not in plan.preempted:
                 self._place(sequence, plan)
-        while plan.budget > 0 and self._can_board():
+        while plan.budget > 0 and (reuse := self._reuse_if_boarding()) is not None:
             sequence = self._waiting.pop(0)
-            insort(self._running, sequence, key=_age)
+            self._board(sequence, reuse)
             self._place(sequence, plan)
         return self._finish(plan)
 
     def commit(self, schedule: Schedule) -> None:
         """The step ran: its chunks are in the cache now. Without this call it may simply be run again."""
         for sequence, chunk in zip(schedule.sequences, schedule.chunks, strict=True):
+            self._pool.give_back(sequence.job_id)
+            first = sequence.num_computed // self._pool.block_size
             sequence.num_computed += len(chunk.token_ids)
+            self._name_blocks(sequence, first)
 
     def check(self) -> None:
         """Prove the books: the pool's own, and that exactly the running sequences hold blocks."""
@@ -105,7 +126,9 @@ class Scheduler:
         for sequence in self._running:
             assert sequence.num_pending >= 1, sequence
             assert sequence.num_computed <= self._pool.num_slots(sequence.job_id), sequence
-        assert self._pool.num_owned == sum(len(self._pool.table(s.job_id)) for s in self._running)
+        held = {block for sequence in self._running for block in self._pool.table(sequence.job_id)}
+        held |= {block for s in self._running if (block := self._pool.borrowed(s.job_id)) is not None}
+        assert self._pool.num_owned == len(held), (self._pool.num_owned, len(held))
 
     def _place(self, sequence: Sequence, plan: _Plan) -> None:
         """Give the sequence as many tokens as budget and blocks allow, perhaps none."""
@@ -115,7 +138,8 @@ class Scheduler:
             if self._running[-1] is sequence:
                 return
             self._preempt(self._running[-1], plan)
-        num_reachable = self._pool.num_slots(sequence.job_id) + self._pool.num_free * self._pool.block_size
+        num_more = self._pool.num_available * self._pool.block_size
+        num_reachable = self._pool.num_slots(sequence.job_id) + num_more
         num_tokens = min(
             sequence.num_pending,
             plan.budget,
@@ -134,22 +158,47 @@ class Scheduler:
         self.num_preemptions += 1
         insort(self._waiting, sequence, key=_age)
 
-    def _can_board(self) -> bool:
-        """Whether the oldest waiting sequence may take a seat.
+    def _reuse_if_boarding(self) -> Reuse | None:
+        """What the oldest waiting sequence boards with; None if it may not take a seat.
 
         All its known tokens must fit beside all known tokens of those that run, though it may compute
         them in many steps: boarding on the first chunk's blocks alone would end in preemption.
         """
         if not self._waiting or len(self._running) >= self._config.max_num_seqs:
-            return False
+            return None
         sequence, pool = self._waiting[0], self._pool
         num_promised = sum(pool.num_missing(other.job_id, len(other.token_ids)) for other in self._running)
-        if pool.blocks_for(len(sequence.token_ids)) > pool.num_free - num_promised:
-            return False
+        num_left = pool.num_available - num_promised
+        reuse = find_reuse(pool, sequence)
+        if num_blocks_taken(pool, sequence, reuse) > num_left:
+            reuse = reuse.without_copy(pool.block_size)  # the block to copy from may be one too many
+        if num_blocks_taken(pool, sequence, reuse) > num_left:
+            return None
         if sequence.num_preemptions < self._config.max_preemptions:
-            return True
+            return reuse
         whole = sum(pool.blocks_for(other.max_slots) for other in self._running)
-        return whole + pool.blocks_for(sequence.max_slots) <= pool.num_blocks
+        return reuse if whole + pool.blocks_for(sequence.max_slots) <= pool.num_blocks else None
+
+    def _board(self, sequence: Sequence, reuse: Reuse) -> None:
+        self._pool.adopt(sequence.job_id, reuse.blocks)
+        if reuse.copy_from is not None:
+            self._pool.borrow(sequence.job_id, reuse.copy_from)
+        sequence.num_computed = reuse.num_tokens
+        sequence.source = None
+        if sequence.num_cached is None:
+            sequence.num_cached = reuse.num_tokens
+            self.num_boarded_tokens += len(sequence.token_ids)
+            self.num_cached_tokens += reuse.num_tokens
+        insort(self._running, sequence, key=_age)
+
+    def _name_blocks(self, sequence: Sequence, first: int) -> None:
+        """Let others find the blocks from index `first` on that are whole now."""
+        num_whole = sequence.num_computed // self._pool.block_size
+        if sequence.prefix is None or num_whole == first:
+            return
+        hashes = sequence.prefix.of(sequence.token_ids)
+        for index in range(first, num_whole):
+            self._pool.name(sequence.job_id, index, hashes[index])
 
     def _finish(self, plan: _Plan) -> Schedule:
         sequences = tuple(sequence for sequence in self._running if sequence in plan.num_tokens)
@@ -168,7 +217,8 @@ class Scheduler:
             token_ids=tuple(sequence.token_ids[start : start + num_tokens]),
             start=start,
             block_table=self._pool.table(sequence.job_id),
-            num_logits=1 if num_tokens == sequence.num_pending else 0,
+            num_logits=sequence.num_logits(start + num_tokens),
+            copy_from=self._pool.borrowed(sequence.job_id),
         )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chairlift_worker.engine.prefix import PrefixHashes
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -22,13 +24,29 @@ class Sequence:
     """Prompt and output together."""
     max_total_tokens: int
     """It ends at the latest when it has this many tokens."""
+    prefix: PrefixHashes | None = None
+    """Its chain of hashes; None keeps it out of the prefix cache."""
+    source: Sequence | None = None
+    """One that begins alike (see `Scheduler.fork`); let go of when this one boards."""
     num_computed: int = 0
+    num_cached: int | None = None
+    """Tokens that it found computed when it first boarded."""
     num_preemptions: int = 0
+    logits_from: int | None = None
+    """Every token from this position on needs its logits, and not just the newest one: what asks for them
+    must be computed, and cannot come out of a prefix cache."""
 
     @property
     def num_pending(self) -> int:
         """Known tokens whose KV is not in the cache yet."""
         return len(self.token_ids) - self.num_computed
+
+    def num_logits(self, end: int) -> int:
+        """Rows of logits that a chunk ending before position `end` has to yield: always its last ones."""
+        newest = 1 if end == len(self.token_ids) else 0
+        if self.logits_from is None:
+            return newest
+        return max(newest, end - max(self.num_computed, self.logits_from))
 
     @property
     def max_slots(self) -> int:

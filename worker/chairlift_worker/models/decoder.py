@@ -87,6 +87,9 @@ class DecoderRunner:
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
         """See `Runner`."""
         batch = build_batch(chunks, self._spec.block_size, self._keys.device)
+        if len(batch.copy_sources):
+            for cache in (self._keys, self._values):
+                cache[:, batch.copy_targets] = cache[:, batch.copy_sources]
         step = self._step(batch)
         hidden = embedding(batch.token_ids, self._weights.embedding) * self._embedding_scale
         for index, layer in enumerate(self._weights.layers):

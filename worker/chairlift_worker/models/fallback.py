@@ -69,6 +69,9 @@ class FallbackRunner:
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
         """As `Runner.forward`: logits [sum of num_logits, vocab_size] in float32."""
         batch = build_batch(chunks, self._spec.block_size, self._model.device)
+        if len(batch.copy_sources):
+            for page in self._pages:
+                page.copy(batch.copy_sources, batch.copy_targets)
         with self._step.over(batch):
             logits = self._logits(batch)
         return logits[:, : self._spec.vocab_size].float()

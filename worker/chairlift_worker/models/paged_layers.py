@@ -64,6 +64,11 @@ class PagedLayer:
         self._window = layer.window
         self._step = step
 
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole blocks, [C] into [C]."""
+        for cache in (self.key_cache, self.value_cache):
+            cache[targets] = cache[sources]
+
     def attend(
         self,
         query: Tensor,
