@@ -67,6 +67,11 @@ class EngineThread:
         self._on_board: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that are owned just now; between steps this is not what the last step's report said."""
+        return self._engine.num_blocks - self._engine.num_free_blocks
+
     def start(self) -> None:
         """Begin."""
         self._thread.start()

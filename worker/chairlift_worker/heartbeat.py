@@ -7,14 +7,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from redis.exceptions import RedisError
 
 from chairlift_client import calls, keys
 from chairlift_client.connection import Shards
-from chairlift_client.errors import ModelError, ServerUnavailable
+from chairlift_client.errors import ModelError, ServerUnavailable, ServerUnsupported
 from chairlift_client.worker_operations import Announcement, announce, open_partition
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.request import StepStats
@@ -37,6 +37,7 @@ class Heartbeat:
         shards: Shards,
         worker_id: str,
         board: Board,
+        num_used_blocks: Callable[[], int],
     ) -> None:
         self._config = config
         self._spec = spec
@@ -44,9 +45,12 @@ class Heartbeat:
         self._shards = shards
         self._worker_id = worker_id
         self._board = board
+        self._num_used_blocks = num_used_blocks
         self._started_at = time.time()
         self.last_step: StepStats | None = None
         self.num_tokens = 0
+        self.prefixes: Sequence[str] = ()
+        """The partitions that submit is told of."""
 
     async def announce(self) -> int:
         """One beat; how many partitions the model has. ModelError if another fingerprint is alive."""
@@ -75,9 +79,25 @@ class Heartbeat:
         while True:
             await asyncio.sleep(self._config.lease_s)
             try:
-                await self.announce()
-            except (RedisError, ServerUnavailable, ModelError) as error:
-                log.warning("heartbeat: %s", error)
+                async with asyncio.timeout(BEATS_PER_TTL * self._config.lease_s):
+                    await self.announce()
+                    await self.open_partitions()
+            except (RedisError, ServerUnavailable, ServerUnsupported, ModelError, TimeoutError) as error:
+                log.warning("heartbeat: %s: %s", type(error).__name__, error)
+
+    async def open_partitions(self) -> None:
+        """Tell every partition what submit has to check; again and again, since somebody may delete it."""
+        config, spec = self._config, self._spec
+        for prefix in self.prefixes:
+            call = open_partition(
+                prefix,
+                context_tokens=spec.context_tokens,
+                pool_tokens=pool_tokens(spec),
+                max_waiting=config.max_waiting,
+                max_bytes=config.max_queue_bytes,
+                max_tenant_jobs=config.max_tenant_jobs,
+            )
+            await self._shards.run(call)
 
     def _fields(self) -> dict[str, str | int | float]:
         step = self.last_step
@@ -90,7 +110,7 @@ class Heartbeat:
             "on_board": len(self._board),
             "max_num_seqs": self._config.max_num_seqs,
             "num_blocks": self._spec.num_blocks,
-            "used_blocks": step.num_owned_blocks if step else 0,
+            "used_blocks": self._num_used_blocks(),
             "steps": step.step if step else 0,
             "tokens": self.num_tokens,
         }
@@ -99,19 +119,3 @@ class Heartbeat:
 def pool_tokens(spec: RunnerSpec) -> int:
     """Slots of the KV pool."""
     return spec.num_blocks * spec.block_size
-
-
-async def open_partitions(
-    config: WorkerConfig, spec: RunnerSpec, shards: Shards, prefixes: Sequence[str]
-) -> None:
-    """Tell every partition what submit has to check."""
-    for prefix in prefixes:
-        call = open_partition(
-            prefix,
-            context_tokens=spec.context_tokens,
-            pool_tokens=pool_tokens(spec),
-            max_waiting=config.max_waiting,
-            max_bytes=config.max_queue_bytes,
-            max_tenant_jobs=config.max_tenant_jobs,
-        )
-        await shards.call(prefix, lambda shard, call=call: calls.run(shard.redis, call))  # type: ignore[misc]

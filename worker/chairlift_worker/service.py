@@ -1,4 +1,4 @@
-"""The worker: intake, engine thread, publisher, leases and drain in one task group.
+"""The worker: intake, engine thread, publisher, leases and drain.
 
 Redis ⇄ Exchange ─ claimed ─→ JobFlow ─→ EngineThread ─ reports ─→ JobFlow ─→ Outbox ─→ Exchange
 """
@@ -15,12 +15,13 @@ from chairlift_client import calls, keys
 from chairlift_client.connection import Shards
 from chairlift_client.errors import ServerUnavailable
 from chairlift_client.worker_operations import depart
+from chairlift_worker.background import run_until
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import StepReport
 from chairlift_worker.engine_thread import EngineThread
 from chairlift_worker.flow import JobFlow
-from chairlift_worker.heartbeat import Heartbeat, open_partitions
+from chairlift_worker.heartbeat import Heartbeat
 from chairlift_worker.models.loading import LoadedModel
 from chairlift_worker.queue import wake
 from chairlift_worker.queue.attempts import Board
@@ -47,7 +48,6 @@ class Worker:
         self._board = Board(config.max_num_seqs, config.lookahead)
         self._outbox = Outbox(worker_id)
         self._step_log = StepLog(config.step_log)
-        self._heartbeat = Heartbeat(config, self._spec, model.fingerprint, shards, worker_id, self._board)
         self._flow = JobFlow(
             worker_id,
             model.tokenizer,
@@ -57,6 +57,15 @@ class Worker:
             clock=self._clock,
         )
         self._thread = EngineThread(engine, self._clock, self._flow)
+        self._heartbeat = Heartbeat(
+            config,
+            self._spec,
+            model.fingerprint,
+            shards,
+            worker_id,
+            self._board,
+            lambda: self.num_used_blocks,
+        )
         self._flow.thread = self._thread
         self._flow.on_outgoing = self._ring
         self._flow.on_step = self._note_step
@@ -73,12 +82,18 @@ class Worker:
         """Pipelines sent so far, over all shards."""
         return sum(exchange.num_turns for exchange in self._exchanges)
 
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks of the KV pool that jobs hold just now."""
+        return self._thread.num_used_blocks
+
     async def run(self) -> None:
         """Announce, work until told otherwise, and leave nothing behind."""
         partitions = await self._heartbeat.announce()
         name, namespace = self._config.model_name, self._config.namespace
         prefixes = [keys.prefix(namespace, name, index) for index in range(partitions)]
-        await open_partitions(self._config, self._spec, self._shards, prefixes)
+        self._heartbeat.prefixes = prefixes
+        await self._heartbeat.open_partitions()
         self._exchanges = self._make_exchanges(prefixes)
         self._thread.start()
         log.info("worker %s serves %s on %d partitions", self.id, name, partitions)
@@ -108,21 +123,18 @@ class Worker:
         self._draining.set()
 
     async def _work(self, leases: LeaseKeeper) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            works = (
-                *(exchange.run() for exchange in self._exchanges),
-                *(self._listen(exchange) for exchange in self._exchanges),
-                leases.keep(),
-                leases.sweep(),
-                self._heartbeat.run(),
-            )
-            background = [tasks.create_task(work) for work in works]
-            await self._draining.wait()
-            await self._finish_within_grace()
-            for task in background:
-                task.cancel()
+        works = (
+            *(exchange.run() for exchange in self._exchanges),
+            *(self._listen(exchange) for exchange in self._exchanges),
+            leases.keep(),
+            leases.sweep(),
+            self._heartbeat.run(),
+        )
+        await run_until(self._drained(), works)
 
-    async def _finish_within_grace(self) -> None:
+    async def _drained(self) -> None:
+        """Returns when a drain has done, within its grace, what it could."""
+        await self._draining.wait()
         waits = [asyncio.ensure_future(event.wait()) for event in (self._emptied, self._stopping)]
         await asyncio.wait(waits, timeout=self._config.grace_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -199,5 +211,6 @@ class Worker:
             policy=self._config.retry_policy,
             board=self._board,
             on_lost=self._flow.lost,
+            on_lapsed=self._flow.hand_back,
             on_cancelled=self._flow.cancelled,
         )
