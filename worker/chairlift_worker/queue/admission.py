@@ -30,4 +30,6 @@ def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineReque
         logged_token_ids=attempt.logged_token_ids,
         deadline_ms=attempt.job.deadline_ms or None,
         order=order,
+        cache=body.cache,
+        cache_salt=attempt.job.tenant,
     )

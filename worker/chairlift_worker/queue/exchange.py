@@ -101,7 +101,7 @@ class Exchange:
             pass
 
     async def _turn_until_answered(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(last_s=self._lease_ms / 3000)  # what is owed should go out before leases lapse
         answered = await self._turn()
         while not answered:
             await asyncio.sleep(backoff.next_s())
@@ -130,8 +130,10 @@ class Exchange:
     async def _send(self, pipeline: list[Any]) -> list[Any] | None:
         try:
             shard = self._shards.shard_of(self._prefixes[0])
-            replies = await calls.run_many(shard.redis, pipeline)
-        except (RedisError, ServerUnavailable) as error:
+            # A connection that is half open would keep events back for as long as the socket's timeout.
+            async with asyncio.timeout(self._lease_ms / 1000):
+                replies = await calls.run_many(shard.redis, pipeline)
+        except (RedisError, ServerUnavailable, TimeoutError) as error:
             await self._trouble(error)
             return None
         for reply in replies:

@@ -35,6 +35,7 @@ class LeaseKeeper:
         policy: RetryPolicy,
         board: Board,
         on_lost: Callable[[Attempt], None],
+        on_lapsed: Callable[[list[Attempt]], None],
         on_cancelled: Callable[[Attempt], None],
     ) -> None:
         self._shards = shards
@@ -44,11 +45,12 @@ class LeaseKeeper:
         self._policy = policy
         self._board = board
         self._on_lost = on_lost
+        self._on_lapsed = on_lapsed
         self._on_cancelled = on_cancelled
         self._renewed_at: dict[str, float] = {}
 
     async def keep(self) -> None:
-        """Renew, for ever. What cannot be renewed for a whole lease is no longer ours and is dropped."""
+        """Renew, for ever. Work stops on what could not be renewed for a whole lease: it may be another's."""
         while True:
             await asyncio.gather(*(self._renew(prefix) for prefix in self._prefixes))
             self._drop_lapsed()
@@ -95,19 +97,20 @@ class LeaseKeeper:
             silent_s = now - self._renewed_at.setdefault(prefix, now)
             if silent_s * 1000 > self._lease_ms:
                 log.error("%d leases of %s lapsed: no renewal for %.1f s", len(attempts), prefix, silent_s)
-                for attempt in attempts:
-                    self._on_lost(attempt)
+                self._on_lapsed(attempts)
 
     async def _reap(self, prefix: str, is_tidying: bool) -> None:
         try:
-            redis = self._shards.shard_of(prefix).redis
-            reply: ReapReply = await calls.run(
-                redis, reap(prefix, lease_ms=self._lease_ms, policy=self._policy)
-            )
-            if reply.moved or reply.buried:
-                log.info("reaped %s: %d to resume, %d dead letters", prefix, reply.moved, reply.buried)
-            if is_tidying:
-                call = tidy(prefix, lease_ms=self._lease_ms, dead_ttl_ms=self._policy.dead_ttl_ms)
-                await calls.run(redis, call)
+            async with asyncio.timeout(self._lease_ms / 1000):
+                await self._reap_now(prefix, is_tidying)
         except _TROUBLE as error:
             log.warning("not reaped: %s: %s: %s", prefix, type(error).__name__, error)
+
+    async def _reap_now(self, prefix: str, is_tidying: bool) -> None:
+        redis = self._shards.shard_of(prefix).redis
+        reply: ReapReply = await calls.run(redis, reap(prefix, lease_ms=self._lease_ms, policy=self._policy))
+        if reply.moved or reply.buried:
+            log.info("reaped %s: %d to resume, %d dead letters", prefix, reply.moved, reply.buried)
+        if is_tidying:
+            call = tidy(prefix, lease_ms=self._lease_ms, dead_ttl_ms=self._policy.dead_ttl_ms)
+            await calls.run(redis, call)

@@ -34,7 +34,8 @@ class Publisher:
         """Log and publish new tokens; the first of a job also tells what is known of its prompt."""
         prompt = None
         if attempt.prompt is None:
-            prompt = attempt.prompt = Usage(prompt_tokens=delta.prompt_tokens)
+            prompt = Usage(prompt_tokens=delta.prompt_tokens, cached_tokens=delta.cached_tokens)
+            attempt.prompt = prompt
             attempt.first_token_ms = at_ms
         choice = ChoiceDelta(
             index=0,
@@ -55,7 +56,9 @@ class Publisher:
         assert delta.finish_reason is not None
         assert delta.full_text is not None
         assert delta.full_token_ids is not None
-        usage = Usage(delta.prompt_tokens, delta.output_tokens)
+        # What the cache had is the first attempt's, as the job's first event has told it.
+        cached_tokens = attempt.prompt.cached_tokens if attempt.prompt else delta.cached_tokens
+        usage = Usage(delta.prompt_tokens, delta.output_tokens, cached_tokens)
         result = JobResult(
             job_id=attempt.job.job_id,
             choices=(

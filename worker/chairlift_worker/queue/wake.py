@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from chairlift_client import keys
@@ -16,7 +17,7 @@ from chairlift_client.retry import Backoff
 log = logging.getLogger(__name__)
 
 BLOCK_MS = 5000
-"""Far below the sockets' timeout, so that waiting is never mistaken for a dead connection."""
+"""At most; and half of the sockets' timeout, so that waiting is never mistaken for a dead connection."""
 
 
 async def listen(shards: Shards, last_seen: dict[str, str], on_wake: Callable[[], None]) -> None:
@@ -31,7 +32,7 @@ async def listen(shards: Shards, last_seen: dict[str, str], on_wake: Callable[[]
         try:
             redis = shards.shard_of(any_key).redis
             reply = await redis.execute_command(
-                "XREAD", "BLOCK", BLOCK_MS, "STREAMS", *cursors, *cursors.values()
+                "XREAD", "BLOCK", _block_ms(redis), "STREAMS", *cursors, *cursors.values()
             )
         except (RedisError, ServerUnavailable) as error:
             log.debug("wake: %s: %s", type(error).__name__, error)
@@ -43,6 +44,11 @@ async def listen(shards: Shards, last_seen: dict[str, str], on_wake: Callable[[]
             for name, entries in _streams(reply):
                 cursors[name] = entries
             on_wake()
+
+
+def _block_ms(redis: Redis) -> int:
+    timeout_s = redis.connection_pool.connection_kwargs.get("socket_timeout")
+    return BLOCK_MS if not timeout_s else max(1, min(BLOCK_MS, round(timeout_s * 500)))
 
 
 def _streams(reply: object) -> list[tuple[str, str]]:
