@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from chairlift_client.connection import Shards
 from chairlift_worker.bootstrap import draw_worker_id, make_engine
 from chairlift_worker.config import WorkerConfig
+from chairlift_worker.engine.runner import Runner
 from chairlift_worker.models.loading import LoadedModel, load_model
 from chairlift_worker.models.source import default_cache
 from chairlift_worker.service import Worker
@@ -28,13 +30,19 @@ def tiny(kv_tokens: int = 8192) -> LoadedModel:
 
 @asynccontextmanager
 async def running_worker(
-    url: str, namespace: str, *, kv_tokens: int = 8192, **fields: Any
+    url: str,
+    namespace: str,
+    *,
+    kv_tokens: int = 8192,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    **fields: Any,
 ) -> AsyncIterator[Worker]:
-    """Runs until the block ends, then drains."""
+    """Runs until the block ends, then stops and hands back. `wrap` may put something before the runner."""
     config = WorkerConfig(
         model=str(TINY_MODEL), name="tiny", redis_url=url, namespace=namespace, **{"lease_s": 2.0, **fields}
     )
     model = tiny(kv_tokens)
+    model = replace(model, runner=wrap(model.runner))
     async with await Shards.open(url) as shards:
         worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
         running = asyncio.create_task(worker.run())
