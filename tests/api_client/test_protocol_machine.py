@@ -602,11 +602,11 @@ def walk_often(flavour: Flavour, *, walks: int, steps: int) -> None:
 
 
 def test_interleavings(flavour: Flavour) -> None:
-    explore(flavour, examples=20, steps=30)
+    explore(flavour, examples=14, steps=25)
 
 
 def test_random_walks(flavour: Flavour) -> None:
-    walk_often(flavour, walks=20, steps=100)
+    walk_often(flavour, walks=16, steps=100)
 
 
 @pytest.mark.slow

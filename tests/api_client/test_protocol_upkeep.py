@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from redis.exceptions import MovedError, NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from chairlift_client import keys
 from chairlift_client.operations import cancel, counts, dead_drop, dead_list, dead_retry, jobs, status
@@ -179,7 +179,7 @@ class TestDeletedByHand:
         for index in range(300):
             driver.submit(job_number(index))
         driver.delete_stream("q:normal:t")
-        assert [driver.reap().mended for _ in range(4)] == [128, 128, 44, 0]
+        assert [driver.reap().mended for _ in range(4)] == [256, 44, 0, 0]
         assert len(driver.take("w", 500)) == 300
 
     @pytest.mark.parametrize("name", ["later", "held", "active:normal"])
@@ -426,7 +426,7 @@ def serves(driver: Driver) -> bool:
     try:
         driver.redis.exists(driver.prefix)
     except ResponseError as error:
-        if not isinstance(error, MovedError):
+        if not str(error).startswith("MOVED"):
             raise
         return False
     return True

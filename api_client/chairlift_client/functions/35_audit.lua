@@ -1,7 +1,8 @@
 -- The books against what is there: somebody deletes a queue stream, a group, a set, and jobs that stood in
 -- them are in no place that anybody reads. Every reap looks at the next few of the live jobs, round and round,
--- and puts back what it misses.
-local AUDIT = 128
+-- and puts back what it misses; where it misses something it looks further.
+local AUDIT = 64
+local LONGEST_AUDIT = 256
 
 local function is_pending(p, stream, entry)
   local key = p .. ':' .. stream
@@ -64,14 +65,22 @@ local function audit_job(p, id, now)
   return false
 end
 
-local function audit(p, now)
-  local from = tonumber(redis.call('GET', p .. ':audit') or 0)
+local function audit_from(p, from, now)
   local ids, mended = redis.call('ZRANGE', p .. ':live', from, from + AUDIT - 1), 0
-  redis.call('SET', p .. ':audit', #ids == AUDIT and from + AUDIT or 0, 'PX', DAY_MS)
   for _, id in ipairs(ids) do
     if audit_job(p, id, now) then
       mended = mended + 1
     end
   end
-  return mended
+  return #ids == AUDIT and from + AUDIT or 0, mended
+end
+
+local function audit(p, now)
+  local at, total, looked = tonumber(redis.call('GET', p .. ':audit') or 0), 0, 0
+  repeat
+    local next_at, mended = audit_from(p, at, now)
+    at, total, looked = next_at, total + mended, looked + AUDIT
+  until mended == 0 or at == 0 or looked >= LONGEST_AUDIT
+  redis.call('SET', p .. ':audit', at, 'PX', DAY_MS)
+  return total
 end
