@@ -34,13 +34,17 @@ class ClaimedJob(NamedTuple):
 
 
 class ClaimReply(NamedTuple):
-    """`next_due_ms`: until the next delayed or expiring job, -1 for none. `cancels`: (job id, epoch)."""
+    """`next_due_ms`: until the next delayed or expiring job, -1 for none. `cancels`: (job id, epoch).
+
+    `clearing`: this worker is to become empty, since a job here has to ride alone.
+    """
 
     now_ms: int
     next_due_ms: int
     last_wake: str
     cancels: tuple[tuple[str, int], ...]
     jobs: tuple[ClaimedJob, ...]
+    clearing: bool = False
 
 
 def claim(
@@ -60,13 +64,14 @@ def claim(
 
 
 def _claim_reply(reply: list[Any]) -> ClaimReply:
-    now_ms, next_due_ms, last_wake, cancels, jobs = reply
+    now_ms, next_due_ms, last_wake, cancels, jobs, clearing = reply
     return ClaimReply(
         now_ms,
         next_due_ms,
         last_wake.decode(),
         tuple(map(_id_epoch, cancels)),
         tuple(map(_claimed_job, jobs)),
+        bool(clearing),
     )
 
 

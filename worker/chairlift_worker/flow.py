@@ -76,9 +76,7 @@ class JobFlow:
                 self.lost(former)
             attempt = Attempt(prefix, job)
             if self._board.get(attempt.key) is None:
-                self._board.add(attempt)
-                log.info("job %s boarded: attempt %d", job.job_id, job.epoch)
-                self._admit(attempt)
+                self._take_aboard(attempt)
 
     def answered(self, parcel: Parcel, answers: Sequence[str]) -> None:
         """A refused event or ending means that the attempt is no longer ours."""
@@ -154,6 +152,18 @@ class JobFlow:
         self.on_outgoing()
 
     # The steps between.
+
+    def _take_aboard(self, attempt: Attempt) -> None:
+        """Admit it, unless another partition's claim of the same turn brought what must not ride with it."""
+        others = list(self._board)
+        self._board.add(attempt)
+        if attempt.rides_alone:
+            self.hand_back(others)
+        elif any(other.rides_alone or (other.is_suspect and attempt.is_suspect) for other in others):
+            self.hand_back([attempt])
+            return
+        log.info("job %s boarded: attempt %d", attempt.job.job_id, attempt.job.epoch)
+        self._admit(attempt)
 
     def _admit(self, attempt: Attempt) -> None:
         order, self._num_boarded = self._num_boarded, self._num_boarded + 1

@@ -194,6 +194,7 @@ local function claim(keys, args)
   for _, line in ipairs(boarded) do
     jobs[#jobs + 1] = describe(p, line)
   end
-  return { call.now, next_due(p, call.now), last_wake(p), cancels, jobs }
+  local clears = redis.call('GET', p .. ':clearing') == worker
+  return { call.now, next_due(p, call.now), last_wake(p), cancels, jobs, clears and 1 or 0 }
 end
 register('claim', claim, { 'allow-oom' })

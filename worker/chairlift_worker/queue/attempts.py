@@ -79,6 +79,8 @@ class Board:
         self._reserved = 0
         self.closed = False
         """Draining: no more boarding."""
+        self.clearing_for: str | None = None
+        """The partition with a job that has to ride alone: nothing is boarded until the board is empty."""
         self.num_stalled = 0
         """Jobs on board that found no room in the KV pool; more than the look-ahead, and none is claimed."""
 
@@ -104,12 +106,24 @@ class Board:
         """Let it go; None if it was not here."""
         return self._attempts.pop(key, None)
 
-    def reserve(self, share: int | None = None) -> int:
-        """Set places aside for a claim under way; give them back with `unreserve`."""
+    def reserve(self) -> int:
+        """Set all free places aside for a claim under way; give them back with `unreserve`."""
         free = self.free_places
-        taken = free if share is None else min(free, share)
-        self._reserved += taken
-        return taken
+        self._reserved += free
+        return free
+
+    def reserve_for(self, prefix: str) -> int:
+        """While the board is cleared: one place for the partition that asked for it, none for others."""
+        place = int(prefix == self.clearing_for and not self.closed)
+        self._reserved += place
+        return place
+
+    def note_clearing(self, prefix: str, is_clearing: bool) -> None:
+        """What the last claim of a partition said; the first one that asks is served first."""
+        if is_clearing and self.clearing_for is None:
+            self.clearing_for = prefix
+        elif not is_clearing and self.clearing_for == prefix:
+            self.clearing_for = None
 
     def unreserve(self, places: int) -> None:
         """The claim is answered."""
@@ -123,6 +137,8 @@ class Board:
     @property
     def has_room(self) -> bool:
         """Whether a new job is welcome."""
+        if self.clearing_for is not None and self._attempts:
+            return False
         if self.closed or self.num_stalled > self._lookahead or len(self._attempts) >= self._places:
             return False
         return not any(attempt.rides_alone for attempt in self)

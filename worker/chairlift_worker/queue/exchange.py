@@ -152,6 +152,8 @@ class Exchange:
 
     def _share_capacity(self) -> dict[str, int]:
         """Places for each partition, spread evenly; who comes first changes from turn to turn."""
+        if self._board.clearing_for is not None:
+            return {prefix: self._board.reserve_for(prefix) for prefix in self._prefixes}
         free = self._board.reserve()
         count = len(self._prefixes)
         first = self.num_turns % count
@@ -181,6 +183,7 @@ class Exchange:
             if reply.next_due_ms >= 0:
                 self._wait_s = min(self._wait_s, reply.next_due_ms / 1000 + 0.001)
             hungry |= 0 < share == len(reply.jobs)
+            self._board.note_clearing(prefix, reply.clearing)
             self._answers.claimed(prefix, reply)
         if not self.first_wakes.done():
             self.first_wakes.set_result(

@@ -111,6 +111,8 @@ class LeaseKeeper:
         reply: ReapReply = await calls.run(redis, reap(prefix, lease_ms=self._lease_ms, policy=self._policy))
         if reply.moved or reply.buried:
             log.info("reaped %s: %d to resume, %d dead letters", prefix, reply.moved, reply.buried)
+        if reply.mended:
+            log.warning("%s: %d jobs had lost their place: who deletes streams?", prefix, reply.mended)
         if is_tidying:
             call = tidy(prefix, lease_ms=self._lease_ms, dead_ttl_ms=self._policy.dead_ttl_ms)
             await calls.run(redis, call)
