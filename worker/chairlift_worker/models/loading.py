@@ -15,7 +15,12 @@ from chairlift_client.errors import ConfigError, ModelError
 from chairlift_client.protocol import ModelInfo
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.engine.runner import Runner, RunnerSpec
-from chairlift_worker.models.architectures import architecture_name, context_tokens, read_config
+from chairlift_worker.models.architectures import (
+    architecture_name,
+    check_architecture,
+    context_tokens,
+    read_config,
+)
 from chairlift_worker.models.decoder import DecoderRunner
 from chairlift_worker.models.decoder_shape import decoder_shape
 from chairlift_worker.models.fallback import FallbackRunner
@@ -72,11 +77,12 @@ def load_model(
     `dtype` "auto" is float32 on a CPU, else what the weights were stored in; `device` "auto" is a GPU if
     there is one. `cache` is where GGUF files are converted to.
 
-    Models of the Llama shape run on the lean decoder, all others on transformers. ModelError for whatever
+    The families that the lean decoder knows run on it, all others on transformers. ModelError for whatever
     cannot be had, cannot run, or does not fit the memory.
     """
     folder = resolve(source, cache=cache or default_cache(), progress=progress)
     config = read_config(folder)
+    check_architecture(config)
     place = _device(device)
     number = _dtype(dtype, config, place)
     limit = _context_limit(config, max_context_tokens)
