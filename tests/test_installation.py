@@ -56,6 +56,7 @@ def refusal(*command: str | Path) -> str:
 
 def test_the_command_line_names_the_extra_that_it_lacks(client_only: Path) -> None:
     assert "chairlift[cli]" in refusal(client_only / "chairlift", "submit", "--help")
+    assert "chairlift[worker]" in refusal(client_only / "chairlift", "worker", "--help")
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from chairlift_client.errors import ChairliftError, ConfigError, IdempotencyConflict, InvalidJob, UnknownModel
+from chairlift_client.extras import needs_cli
 
 USAGE = (ConfigError, IdempotencyConflict, InvalidJob, UnknownModel)
 """What the caller got wrong: exit code 2. Everything else that goes wrong is 1."""
@@ -16,9 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         from chairlift_client.cli import app
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("typer", "rich"):
             raise
-        sys.exit(_complain("the command line needs the extra [cli]: pip install 'chairlift[cli]'", 2))
+        sys.exit(_complain(needs_cli(sys.argv[1:] if arguments is None else arguments, missing), 2))
     try:
         app(args=None if arguments is None else list(arguments), prog_name="chairlift")
     except ChairliftError as error:

@@ -8,42 +8,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import typer
 
-GROUP = "chairlift.commands"
+from chairlift_client.extras import commands, extra_of, needs_extra
 
 SUMMARIES: Mapping[str, str] = {
     "worker": "Serve a model: board jobs, stream tokens back.",
     "demo": "See it run: a worker and a dozen chats, live.",
 }
-_EXTRAS = (
-    ("chairlift_worker.demo", "demo"),
-    ("chairlift_worker", "worker"),
-    ("chairlift_gateway", "gateway"),
-)
 # Everything after the command's name is the command's own affair, its --help too.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def add_plugins(app: typer.Typer) -> None:
     """A proxy for each command of the group, in name order."""
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in commands():
         summary = SUMMARIES.get(entry.name, f"Comes with chairlift[{extra_of(entry)}].")
         register = app.command(
             entry.name, help=summary, context_settings=dict(_PASS_ON), add_help_option=False
         )
         register(_proxy(entry))
-
-
-def extra_of(entry: EntryPoint) -> str:
-    """The extra that brings a command, by the package it lives in."""
-    for package, extra in _EXTRAS:
-        if entry.module == package or entry.module.startswith(f"{package}."):
-            return extra
-    return entry.name
 
 
 def _proxy(entry: EntryPoint) -> Callable[[typer.Context], None]:
@@ -56,19 +43,10 @@ def _proxy(entry: EntryPoint) -> Callable[[typer.Context], None]:
             missing = (error.name or "").partition(".")[0]
             if missing.startswith("chairlift_"):
                 raise  # our own packages come with every installation
-            raise typer.Exit(_explain(entry, missing)) from None
+            print(f"chairlift: {needs_extra(entry, missing)}", file=sys.stderr)
+            raise typer.Exit(2) from None
 
     return run
-
-
-def _explain(entry: EntryPoint, missing: str) -> int:
-    extra = extra_of(entry)
-    print(
-        f"chairlift: `{entry.name}` needs the extra [{extra}] ({missing} is not installed): "
-        f"pip install 'chairlift[{extra}]'",
-        file=sys.stderr,
-    )
-    return 2
 
 
 def _as_app(command: Any) -> typer.Typer:
