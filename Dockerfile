@@ -2,15 +2,16 @@
 # The worker (and every other `chairlift` command). With CUDA:
 #   docker build -t chairlift:cuda .
 #   docker run --gpus all -v chairlift:/cache -e CHAIRLIFT_REDIS_URL=redis://host:6379 chairlift:cuda worker --model ...
-# Without, a third of the size:
+# For a CPU:
 #   docker build -t chairlift:cpu --build-arg TORCH=cpu .
+# That is the ordinary torch, which brings CUDA along all the same. A torch built without it makes the image a third
+# of the size: name a package index that has such builds with --build-arg TORCH_CPU_INDEX=...
 
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
 ARG TORCH=cuda
-# PyTorch's own index of builds without CUDA; the CUDA build comes from where everything else does.
-ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_CPU_INDEX=""
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_NO_INPUT=1
@@ -21,7 +22,7 @@ ENV PATH=/opt/chairlift/bin:$PATH
 COPY constraints.txt ./
 RUN case "${TORCH}" in \
       cuda) pip install torch --constraint constraints.txt ;; \
-      cpu) pip install torch --constraint constraints.txt --index-url "${TORCH_CPU_INDEX}" ;; \
+      cpu) pip install torch --constraint constraints.txt ${TORCH_CPU_INDEX:+--index-url "${TORCH_CPU_INDEX}"} ;; \
       *) echo "TORCH is '${TORCH}', should be cuda or cpu" >&2; exit 1 ;; \
     esac
 COPY pyproject.toml README.md LICENSE ./

@@ -59,6 +59,32 @@ def test_dockerfile_passes_the_linter() -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
+def torch_arguments(**build_arguments: str) -> subprocess.CompletedProcess[str]:
+    """What pip is told where the image gets its torch."""
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    (command,) = (line.removeprefix("RUN ") for line in lines if line.startswith("RUN case"))
+    script = f'pip() {{ printf "%s\\n" "$@"; }}\n{command}'
+    return subprocess.run(
+        ["sh", "-uc", script], env=build_arguments, capture_output=True, text=True, check=False
+    )
+
+
+def test_torch_comes_from_another_index_only_where_one_is_given() -> None:
+    ordinary = ["install", "torch", "--constraint", "constraints.txt"]
+    index = ["--index-url", "https://index.example/a b"]
+    assert torch_arguments(TORCH="cuda", TORCH_CPU_INDEX=index[1]).stdout.splitlines() == ordinary
+    assert torch_arguments(TORCH="cpu", TORCH_CPU_INDEX="").stdout.splitlines() == ordinary
+    assert torch_arguments(TORCH="cpu", TORCH_CPU_INDEX=index[1]).stdout.splitlines() == ordinary + index
+    refused = torch_arguments(TORCH="rocm", TORCH_CPU_INDEX="")
+    assert (refused.returncode, refused.stderr) == (1, "TORCH is 'rocm', should be cuda or cpu\n")
+
+
+def test_build_arguments_of_the_compose_files_exist() -> None:
+    declared = set(re.findall(r"^ARG (\w+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
+    for path in COMPOSE:
+        assert set(yaml.safe_load(path.read_text())["services"]["worker"]["build"]["args"]) <= declared
+
+
 def test_commands_of_the_compose_file_exist() -> None:
     known = {entry.name for entry in entry_points(group="chairlift.commands")}
     commands = {name: service["command"][0] for name, service in services().items() if name != "redis"}
