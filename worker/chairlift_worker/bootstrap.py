@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+from pathlib import Path
 
 import torch
 
@@ -17,7 +18,6 @@ from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineConfig
 from chairlift_worker.models.loading import LoadedModel, load_model
-from chairlift_worker.models.source import default_cache
 from chairlift_worker.server_check import check_policy
 from chairlift_worker.service import Worker
 
@@ -45,7 +45,7 @@ def load(config: WorkerConfig) -> LoadedModel:
     """The model, with a KV pool of the configured size."""
     return load_model(
         config.model,
-        cache=default_cache(),
+        cache=Path(config.cache).expanduser() if config.cache else None,
         block_size=config.block_size,
         kv_tokens=config.kv_tokens,
         num_sequences=config.max_num_seqs,
@@ -73,4 +73,9 @@ def draw_worker_id(config: WorkerConfig) -> str:
 
 def default_threads() -> int:
     """One for each core but one, which is left to the event loop where there is more than one."""
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, _num_cores() - 1)
+
+
+def _num_cores() -> int:
+    """Those that this process may use, where the system can tell."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,6 +17,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Everything a worker can be told; units stand in the names. The descriptions are the command's help."""
 
     model: Annotated[str, Meta(description="A hub id, a folder with safetensors, or a GGUF file.")]
+    cache: Annotated[
+        str,
+        Meta(description="A folder for converted models; in the user's own cache where empty."),
+    ] = ""
     name: Annotated[
         str,
         Meta(description="What jobs call the model; taken from the model's source where empty."),

@@ -22,6 +22,8 @@ from transformers import (
 )
 
 from chairlift_client.errors import ModelError
+from chairlift_worker.bootstrap import load
+from chairlift_worker.config import WorkerConfig
 from chairlift_worker.models.gguf import convert_gguf
 from gguf_files import CONTROL, NORMAL, GgufWriter, add_model
 
@@ -103,6 +105,13 @@ def test_converted_model_computes_what_the_original_does(family: str, tmp_path: 
         # 1 + w - 1 rounds, in Gemma's norms alone.
         tolerance = 1e-4 if family == "gemma3" else 0.0
         torch.testing.assert_close(converted(ids).logits, original(ids).logits, rtol=0, atol=tolerance)
+
+
+def test_a_worker_converts_into_the_cache_that_it_is_told(tmp_path: Path) -> None:
+    file, cache = llama_file(tmp_path / "m.gguf"), tmp_path / "cache"
+    model = load(WorkerConfig(model=str(file), cache=str(cache), kv_tokens=64, device="cpu"))
+    assert model.folder.parent == cache
+    assert model.architecture == "LlamaForCausalLM"
 
 
 def test_ends_are_those_of_the_metadata_and_of_the_turn(tmp_path: Path) -> None:
