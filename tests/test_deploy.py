@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
@@ -96,10 +98,32 @@ def test_commands_of_the_compose_file_exist() -> None:
 
 
 def test_the_producer_uses_flags_that_submit_has() -> None:
-    flags = [part for part in services()["producer"]["command"] if part.startswith("--")]
-    shown = run(tool("chairlift"), "submit", "--help").stdout
-    assert flags
-    assert [flag for flag in flags if flag not in shown] == []
+    check_flags(services()["producer"]["command"])
+
+
+def test_commands_in_the_documentation_exist_with_their_flags() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    written = [
+        command for page in pages for command in re.findall(r"[`\n]chairlift ([^`\n]+)", page.read_text())
+    ]
+    assert len(written) >= 5
+    for command in written:
+        check_flags(shlex.split(command))
+
+
+def test_links_in_the_documentation_lead_somewhere() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
+    assert len(links) >= 5
+    assert [(page.name, link) for page, link in links if not (page.parent / link).is_file()] == []
+
+
+def check_flags(command: Sequence[str]) -> None:
+    """A command of ours, its name first, exists and knows every flag that is given."""
+    shown = run(tool("chairlift"), command[0], "--help")
+    assert shown.returncode == 0, (command, shown.stderr)
+    flags = {word for word in command[1:] if word.startswith("--")}
+    assert flags <= {"--help", *re.findall(r"--[a-z-]+", shown.stdout)}, command
 
 
 def test_environment_of_the_worker_is_made_of_settings() -> None:
