@@ -35,9 +35,7 @@ def check_body(given: JobBody, limits: Limits) -> JobBody:
         chat_template=_chat_template(given.chat_template, limits),
         structured=None if given.structured is None else check_structured(given.structured, sampling, limits),
         cache=check_bool("cache", given.cache),
-        adapter=None
-        if given.adapter is None
-        else check_text("adapter", given.adapter, most=MAX_ADAPTER_CHARS),
+        adapter=_adapter(given.adapter),
     )
 
 

@@ -1,7 +1,7 @@
 """Every Redis key, group and channel name, and the parts of a job id.
 
 All keys of one partition share one hash tag, so that a Lua function may touch them together,
-also in Redis Cluster. The Lua side derives the same names from the prefix (functions/common.lua).
+also in Redis Cluster. The Lua side derives the same names from the prefix (functions/00_common.lua).
 """
 
 from __future__ import annotations

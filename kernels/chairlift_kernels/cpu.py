@@ -122,26 +122,6 @@ class CpuAttention:
         )
 
 
-def paged_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    block_tables: Tensor,
-    *,
-    scale: float,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """As `reference.paged_attention`, within rounding."""
-    attention = CpuAttention(query_starts, context_lens, block_tables)
-    return attention(
-        query, key_cache, value_cache, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
-    )
-
-
 def _window_spans(window: int | None, length: int) -> bool:
     """Whether a window hides nothing among `length` positions."""
     return window is None or window >= length

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chairlift_client.errors import ModelError
-from chairlift_worker.models.gguf import Progress, convert_gguf
-from chairlift_worker.models.source import default_cache
+from chairlift_worker.models.gguf import convert_gguf
+from chairlift_worker.models.source import Progress, default_cache
 
 _POLL_S = 0.1
 

@@ -54,7 +54,7 @@ class AttentionLayer(NamedTuple):
 class ProbeResult(NamedTuple):
     """What the engine cannot know without running the model."""
 
-    layers: list[AttentionLayer]
+    layers: tuple[AttentionLayer, ...]
     num_logits: int
     """Columns of the model's logits."""
 
@@ -73,7 +73,7 @@ def probe_attention(model: PreTrainedModel) -> ProbeResult:
         setattr(module, _FOUND, [])
     positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
     logits = _run_poisoned(model, positions)
-    layers = [_layer(name, module) for module in model.modules() if getattr(module, _FOUND)]
+    layers = tuple(_layer(name, module) for module in model.modules() if getattr(module, _FOUND))
     by_default = _run_poisoned(model, None)
     for module in model.modules():
         delattr(module, _FOUND)

@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,7 @@ from chairlift_client.errors import ModelError
 from chairlift_worker.models import gguf_config, gguf_tokenizer
 from chairlift_worker.models.gguf_file import GgufFile
 from chairlift_worker.models.safetensors_writer import FloatType, write_safetensors
-
-Progress = Callable[[float, str], None]
-"""Called with the part done, 0 to 1, and what is being done."""
+from chairlift_worker.models.source import Progress
 
 CONVERTER_VERSION = 1
 """Part of the folder's name: raised whenever the same file would be converted differently."""

@@ -89,10 +89,6 @@ class Exchange:
         while self._outbox.holds(self._prefixes) or self._unanswered:
             await self._turn_until_answered()
 
-    def discard_unanswered(self) -> None:
-        """Forget calls on behalf of leases that are lost."""
-        self._unanswered.clear()
-
     async def _wait(self) -> None:
         try:
             async with asyncio.timeout(self._wait_s):

@@ -59,10 +59,6 @@ class Outbox:
             parcels.extend(queue.endings)
         return parcels
 
-    def discard(self) -> None:
-        """Forget everything: it belongs to leases that are lost."""
-        self._queues.clear()
-
     def holds(self, prefixes: Sequence[str]) -> bool:
         """Whether anything waits for one of these partitions."""
         return any(prefix in self._queues for prefix in prefixes)
