@@ -62,7 +62,7 @@ def test_real_prompts_equal_transformers(tokenizer: ChatTokenizer, oracle: Any) 
         if prompt.prompt is not None:
             assert list(tokenizer.encode_prompt(prompt.prompt)) == oracle(prompt.prompt)["input_ids"]
         else:
-            messages = tuple(Message(**turn) for turn in prompt.chat())
+            messages = tuple(Message(role=turn["role"], content=turn["content"]) for turn in prompt.chat())
             assert list(tokenizer.render(messages, 0)) == oracle_chat(oracle, messages)
 
 
