@@ -14,6 +14,7 @@ async with Client("redis://localhost") as client:
 import logging
 
 from chairlift_client.client import Client, Job
+from chairlift_client.dead_letters import DeadLetter
 from chairlift_client.errors import (
     ChairliftError,
     ConfigError,
@@ -69,6 +70,7 @@ __all__ = [
     "ChoiceDelta",
     "Client",
     "ConfigError",
+    "DeadLetter",
     "Event",
     "Failed",
     "Finished",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
-from msgspec import Struct
 
-from chairlift_client import keys
+from chairlift_client import cli_dead
+from chairlift_client.cli_connection import Config, Json, Namespace, RedisUrl, run_connected
 from chairlift_client.cli_output import (
-    show_job,
+    show_fields,
     show_jobs,
     show_overview,
     write_event,
@@ -24,10 +21,6 @@ from chairlift_client.client import Client, Job
 from chairlift_client.errors import InvalidJob, JobCancelled, JobFailed
 from chairlift_client.plugins import add_plugins
 from chairlift_client.protocol import Cancelled, Failed, JobClass, JobState
-from chairlift_client.settings import find_file, load_settings
-
-RETRY_S = 5.0
-"""A person waits for the answer: sooner than the client of a service would give up."""
 
 app = typer.Typer(
     help="LLM inference as a message queue: jobs in through Redis, tokens out as they come.",
@@ -40,21 +33,7 @@ app = typer.Typer(
 )
 
 
-class ConnectionSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the queues are."""
-
-    redis_url: str = "redis://localhost:6379"
-    namespace: str = keys.DEFAULT_NAMESPACE
-
-
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(help="redis://, rediss://, unix:// or redis+cluster://.  [default: redis://localhost:6379]"),
-]
-Namespace = Annotated[str | None, typer.Option(help="Which installation on that server.  [default: default]")]
-Config = Annotated[str | None, typer.Option(help="A TOML file.  [default: chairlift.toml if it is there]")]
 JobIdArgument = Annotated[str, typer.Argument(help="What submit printed.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="JSON, one object a line.")]
 
 
 @app.command()
@@ -125,7 +104,7 @@ def submit(
         else:
             print(job.id)
 
-    _run(act, redis_url, namespace, config)
+    run_connected(act, redis_url, namespace, config)
 
 
 @app.command()
@@ -138,7 +117,9 @@ def stream(
     config: Config = None,
 ) -> None:
     """Print a job's answer as it comes."""
-    _run(lambda client: _print_stream(client.job(job_id), after, as_json=json), redis_url, namespace, config)
+    run_connected(
+        lambda client: _print_stream(client.job(job_id), after, as_json=json), redis_url, namespace, config
+    )
 
 
 @app.command()
@@ -154,7 +135,7 @@ def status(
     async def act(client: Client) -> None:
         if job_id is not None:
             found = await client.status(job_id)
-            write_json(found) if json else show_job(found)
+            write_json(found) if json else show_fields(found)
             return
         models = [await client.model_status(model) for model in await client.models()]
         workers = await client.workers()
@@ -163,7 +144,7 @@ def status(
         else:
             show_overview(models, workers)
 
-    _run(act, redis_url, namespace, config)
+    run_connected(act, redis_url, namespace, config)
 
 
 @app.command()
@@ -175,7 +156,7 @@ def cancel(
     async def act(client: Client) -> None:
         write_note("cancelled" if await client.cancel(job_id) else "it had ended already")
 
-    _run(act, redis_url, namespace, config)
+    run_connected(act, redis_url, namespace, config)
 
 
 @app.command()
@@ -190,7 +171,7 @@ def forget(
     async def act(client: Client) -> None:
         write_note("erased" if await client.forget(job_id) else "erased as soon as its worker lets go")
 
-    _run(act, redis_url, namespace, config)
+    run_connected(act, redis_url, namespace, config)
 
 
 @app.command()
@@ -220,9 +201,10 @@ def jobs(
         else:
             show_jobs(found)
 
-    _run(act, redis_url, namespace, config)
+    run_connected(act, redis_url, namespace, config)
 
 
+app.add_typer(cli_dead.app, name="dead")
 add_plugins(app)
 
 
@@ -236,17 +218,3 @@ async def _print_stream(job: Job, after: int, *, as_json: bool) -> None:
             )
         if isinstance(event, Cancelled):
             raise JobCancelled(f"{job.id} was cancelled", job_id=job.id)
-
-
-def _run(
-    act: Callable[[Client], Awaitable[Any]], redis_url: str | None, namespace: str | None, config: str | None
-) -> None:
-    flags = {"redis_url": redis_url, "namespace": namespace}
-    path = find_file(config, os.environ)
-    settings = load_settings(ConnectionSettings, flags, os.environ, path, section="client", shared=True)
-    asyncio.run(_connected(act, settings))
-
-
-async def _connected(act: Callable[[Client], Awaitable[Any]], settings: ConnectionSettings) -> None:
-    async with Client(settings.redis_url, namespace=settings.namespace, retry_s=RETRY_S) as client:
-        await act(client)

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from chairlift_client.dead_letters import DeadLetter
 from chairlift_client.protocol import Event, Failed, Finished, Queued, Resumed, Started, Tokens
-from chairlift_client.status import JobStatus, ModelStatus, WorkerStatus
+from chairlift_client.status import ModelStatus, WorkerStatus
 
 
 def printable(text: str) -> str:
@@ -71,14 +72,20 @@ def write_event(event: Event) -> None:
             write_note("cancelled")
 
 
-def show_job(status: JobStatus) -> None:
-    """One job, a field a line; times are in UTC."""
+def show_fields(record: Struct) -> None:
+    """A job or a dead letter, a field a line; times are in UTC, parts of a field as JSON."""
     table = Table(show_header=False, box=None)
-    for name, value in plain(status).items():
+    for name, value in plain(record).items():
         if name.endswith("_ms"):
             name, value = name.removesuffix("_ms"), _time(value)
-        table.add_row(escape(name), escape("-" if value is None else str(value)))
-    Console().print(table)
+        table.add_row(escape(name), escape(printable(_in_words(value))))
+    _console().print(table)
+
+
+def _in_words(value: object) -> str:
+    if value is None:
+        return "-"
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else str(value)
 
 
 def show_overview(models: Iterable[ModelStatus], workers: Iterable[WorkerStatus]) -> None:
@@ -110,12 +117,24 @@ def show_jobs(rows: Iterable[tuple[str, str, str, str, int]]) -> None:
     )
 
 
+def show_letters(letters: Iterable[DeadLetter]) -> None:
+    """A list of dead letters."""
+    _table(
+        ("letter", "job", "died", "tenant", "attempts", "reason"),
+        [(x.letter_id, x.job_id, _time(x.died_ms), x.tenant, x.attempts, x.reason) for x in letters],
+    )
+
+
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*(escape(printable(str(cell))) for cell in row))
-    # Ids are for copying: outside a terminal nothing may be cut or wrapped.
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+    _console().print(table)
+
+
+def _console() -> Console:
+    """Ids are for copying: outside a terminal nothing may be cut or wrapped."""
+    return Console(width=None if sys.stdout.isatty() else 10_000)
 
 
 def _time(ms: int) -> str:

@@ -17,6 +17,7 @@ from typing import Self, Unpack
 from chairlift_client import keys, operations
 from chairlift_client.checks import check_float, check_int
 from chairlift_client.connection import RETRY_S, Shards
+from chairlift_client.dead_letters import DeadLetter, DeadLetters
 from chairlift_client.door import Door
 from chairlift_client.errors import (
     ChairliftError,
@@ -82,8 +83,9 @@ class Job:
 class Client:
     """Jobs in, tokens out. To be used with `async with`, in one event loop.
 
-    `url` is `redis://`, `rediss://`, `unix://` or `redis+cluster://host,host`. `retry_s` bounds how long a
-    call is repeated while Redis cannot be reached. Every call may raise ServerUnavailable.
+    `url` is `redis://`, `rediss://`, `unix://`, `redis+cluster://host,host` or
+    `redis+sentinel://sentinel,sentinel/name-of-the-primary`. `retry_s` bounds how long a call is repeated
+    while Redis cannot be reached. Every call may raise ServerUnavailable.
     """
 
     def __init__(
@@ -227,6 +229,26 @@ class Client:
         """The workers that are alive."""
         return await self._listing.workers()
 
+    def dead_letters(self, model: str) -> AsyncGenerator[DeadLetter, None]:
+        """The jobs of a model that were given up, oldest first; without their bodies."""
+        return self._dead_letters.all(keys.check_model(model))
+
+    async def dead_letter(self, letter_id: str) -> DeadLetter:
+        """One dead letter with the job's body. Raises InvalidJob for what is no letter id, JobExpired."""
+        return await self._dead_letters.read(letter_id)
+
+    async def retry_dead(self, letter_id: str) -> bool:
+        """Gives a job that was given up a new life under its id, with its seed, from the beginning.
+
+        True also where this was done before; False says that its job lives already, some other way.
+        Raises InvalidJob, JobExpired, QueueFull (where the server's memory is full).
+        """
+        return await self._dead_letters.retry(letter_id)
+
+    async def drop_dead(self, letter_id: str) -> bool:
+        """Removes a dead letter, and the job's body with it. False says that it was not there (any more)."""
+        return await self._dead_letters.drop(letter_id)
+
     async def _result_of(self, job_id: str) -> JobResult:
         """The result of a job that has ended, or the error that stands for it."""
         status = await self._status(job_id)
@@ -279,6 +301,10 @@ class Client:
     @property
     def _listing(self) -> Listing:
         return Listing(self._shards, self.namespace)
+
+    @property
+    def _dead_letters(self) -> DeadLetters:
+        return DeadLetters(self._shards, self.namespace)
 
     def _open(self) -> tuple[Shards, Door]:
         if self._opened is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from chairlift_client.calls import Call, word
@@ -163,18 +164,26 @@ def _counts(reply: list[Any]) -> Counts:
     )
 
 
-def dead_list(
-    prefix: str, after: str = "-", count: int = 100
-) -> Call[tuple[tuple[str, dict[str, bytes]], ...]]:
-    """Dead letters, oldest first: (letter id, fields)."""
+Letter: TypeAlias = Mapping[str, bytes]
+"""The fields of a dead letter: `id` of the job, `reason`, `body`, `class`, `tenant`, counters and times."""
+
+
+def dead_list(prefix: str, after: str = "-", count: int = 100) -> Call[tuple[tuple[str, Letter], ...]]:
+    """Dead letters, oldest first: (letter id, fields). Their bodies are left empty."""
     return Call("dead_list", prefix, (after, count), _letters)
 
 
-def _letters(reply: list[Any]) -> tuple[tuple[str, dict[str, bytes]], ...]:
-    return tuple(
-        (letter.decode(), {k.decode(): v for k, v in zip(fields[::2], fields[1::2], strict=True)})
-        for letter, fields in reply
-    )
+def _letters(reply: list[Any]) -> tuple[tuple[str, Letter], ...]:
+    return tuple((letter.decode(), _letter(fields)) for letter, fields in reply)
+
+
+def dead_read(prefix: str, letter: str) -> Call[Letter]:
+    """One dead letter with its body; empty where it is not there."""
+    return Call("dead_read", prefix, (letter,), _letter)
+
+
+def _letter(fields: list[bytes]) -> Letter:
+    return {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
 
 
 def dead_drop(prefix: str, letter: str) -> Call[int]:

@@ -131,6 +131,10 @@ class SyncClient:
     models = _waiting(Client.models)
     model_status = _waiting(Client.model_status)
     workers = _waiting(Client.workers)
+    dead_letters = _iterating(Client.dead_letters)
+    dead_letter = _waiting(Client.dead_letter)
+    retry_dead = _waiting(Client.retry_dead)
+    drop_dead = _waiting(Client.drop_dead)
 
     def job(self, job_id: str) -> SyncJob:
         """See Client.job."""

@@ -124,6 +124,49 @@ def test_a_failed_job_is_exit_code_1(run: Run, redis_url: str, namespace: str) -
     assert done.err.splitlines()[-1].startswith(f"chairlift: {job_id} failed (dead_letter)")
 
 
+def give_up(run: Run, redis_url: str, namespace: str, *texts: str) -> list[str]:
+    """Jobs that fail for good; the ids of their letters."""
+    for text in texts:
+        run("submit", "-m", "m", text, "--allow-unknown-model")
+    play(redis_url, namespace, fail="bad luck")
+    return [
+        json.loads(line)["letter_id"] for line in run("dead", "list", "-m", "m", "--json").out.splitlines()
+    ]
+
+
+def test_dead_letters_are_listed_and_shown(run: Run, redis_url: str, namespace: str) -> None:
+    first, second = give_up(run, redis_url, namespace, "a secret", "another secret")
+    listed = run("dead", "list", "-m", "m")
+    assert first in listed.out
+    assert second in listed.out
+    assert "bad luck" in listed.out
+    assert "secret" not in listed.out + run("dead", "list", "-m", "m", "--json").out
+    short = run("dead", "list", "-m", "m", "--limit", "1")
+    assert second not in short.out
+    assert short.err == "there are more than 1: see --limit\n"
+    assert "a secret" in run("dead", "show", first).out
+    shown = json.loads(run("dead", "show", first, "--json").out)
+    assert shown["body"]["messages"][0]["content"] == "a secret"
+    assert (shown["failures"], shown["attempts"]) == (1, 1)
+
+
+def test_dead_letters_are_retried_and_dropped(run: Run, redis_url: str, namespace: str) -> None:
+    first, second, third = give_up(run, redis_url, namespace, "a", "b", "c")
+    assert run("dead", "retry", first).err == f"{first}: waits in line again\n1 of 1 done\n"
+    assert run("dead", "drop", second).err == f"{second}: dropped\n1 of 1 done\n"
+    assert run("dead", "drop", second).err == f"{second}: was not there\n0 of 1 done\n"
+    gone = (1, "", f"chairlift: no such dead letter (any more): {second}\n")
+    assert run("dead", "show", second) == gone
+    assert run("dead", "retry", second) == gone
+    unsure = run("dead", "drop", "--all", "-m", "m")
+    assert (unsure.code, unsure.err) == (1, "drop 1 dead letters of m? Say --yes where nobody can answer.\n")
+    assert third in run("dead", "list", "-m", "m").out
+    assert run("dead", "drop", "--all", "-m", "m", "--yes").err == f"{third}: dropped\n1 of 1 done\n"
+    assert third not in run("dead", "list", "-m", "m").out
+    play(redis_url, namespace, "again")
+    assert run("status", "--json").out.count('"finished":1') == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -134,6 +177,10 @@ def test_a_failed_job_is_exit_code_1(run: Run, redis_url: str, namespace: str) -
         (["stream", "nonsense"], "not a job id: 'nonsense'"),
         (["jobs", "-m", "m", "--redis-url", "http://x"], "a Redis URL begins with one of redis://"),
         (["jobs", "-m", "m", "--config", "none.toml"], "cannot read the configuration file none.toml"),
+        (["dead", "show", "nonsense"], "no dead letter's id: 'nonsense'"),
+        (["dead", "drop"], "name letters, or all of a model: --all --model NAME"),
+        (["dead", "retry", "--all"], "name letters, or all of a model"),
+        (["dead", "retry", "m.0.1-1", "--all", "-m", "m"], "name letters, or all of a model"),
         (["submit", "x"], "--model"),
         (["nonsense"], "nonsense"),
     ],
@@ -156,7 +203,7 @@ def test_a_misspelled_setting_is_refused(run: Run, tmp_path: Path, monkeypatch: 
 
 
 def test_no_server_is_one_line_without_the_password(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift_client.cli.RETRY_S", 0.1)
+    monkeypatch.setattr("chairlift_client.cli_connection.RETRY_S", 0.1)
     port = free_port()
     done = run("status", "--redis-url", f"redis://:hunter2@127.0.0.1:{port}")
     assert done.code == 1
@@ -168,7 +215,7 @@ def test_no_server_is_one_line_without_the_password(run: Run, monkeypatch: pytes
 def test_help_names_every_command(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
-    for command in ("submit", "stream", "status", "cancel", "jobs", "forget", "worker", "demo"):
+    for command in ("submit", "stream", "status", "cancel", "jobs", "forget", "dead", "worker", "demo"):
         assert command in done.out
     assert "CHAIRLIFT_REDIS_URL" in done.out
     assert "..." not in done.out.replace("[ARGS]...", "")

@@ -8,7 +8,16 @@ import pytest
 from redis.exceptions import NoPermissionError, ResponseError
 
 from chairlift_client import keys
-from chairlift_client.operations import cancel, counts, dead_drop, dead_list, dead_retry, jobs, status
+from chairlift_client.operations import (
+    cancel,
+    counts,
+    dead_drop,
+    dead_list,
+    dead_read,
+    dead_retry,
+    jobs,
+    status,
+)
 from chairlift_client.worker_operations import RetryPolicy, fail, tidy
 from protocol_driver import LEASE_MS, POLICY, Driver, job_number
 from servers import ClusterServers, Flavour, Server
@@ -316,8 +325,11 @@ class TestDeadLetters:
         rest = driver.run(dead_list(driver.prefix, first[-1][0]))
         assert [letter for letter, _ in (*first, *rest)] == letters
         fields = first[0][1]
-        assert (fields["body"], fields["worker"], fields["class"]) == (b"the body", b"w", b"high")
+        assert (fields["body"], fields["worker"], fields["class"]) == (b"", b"w", b"high")
         assert fields["reason"] == b"1 failed attempts, the last: no luck"
+        whole = driver.run(dead_read(driver.prefix, letters[0]))
+        assert whole == {**fields, "body": b"the body"}
+        assert driver.run(dead_read(driver.prefix, "1-1")) == {}
 
     def test_dropped(self, driver: Driver) -> None:
         letter = self.bury(driver, 1)

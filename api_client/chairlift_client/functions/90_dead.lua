@@ -1,7 +1,20 @@
--- dead_list: last letter seen or '-', count → {{letter, field, value …} …}, oldest first
+-- dead_list: last letter seen or '-', count → {{letter, {field, value …}} …}, oldest first; without the bodies,
+-- which are large, and private.
 register('dead_list', function(keys, args)
   local from = args[1] == '-' and '-' or '(' .. args[1]
-  return redis.call('XRANGE', keys[1] .. ':dead', from, '+', 'COUNT', args[2])
+  local letters = redis.call('XRANGE', keys[1] .. ':dead', from, '+', 'COUNT', args[2])
+  for _, letter in ipairs(letters) do
+    for index = 1, #letter[2], 2 do
+      letter[2][index + 1] = letter[2][index] ~= 'body' and letter[2][index + 1] or ''
+    end
+  end
+  return letters
+end, { 'no-writes' })
+
+-- dead_read: letter → {field, value …}, empty where it is not there
+register('dead_read', function(keys, args)
+  local found = redis.call('XRANGE', keys[1] .. ':dead', args[1], args[1])
+  return found[1] and found[1][2] or {}
 end, { 'no-writes' })
 
 -- dead_drop: letter → removed
