@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,24 @@ def test_folders_without_a_usable_tokenizer(tmp_path: Path) -> None:
     save_variant(tmp_path, config={"chat_template": "{% if %}"})
     with pytest.raises(ModelError, match="chat template is not valid"):
         ChatTokenizer.load(tmp_path, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("as_chat", [False, True])
+def test_a_long_prompt_lets_other_threads_run(tokenizer: ChatTokenizer, as_chat: bool) -> None:
+    text = "the quick brown fox " * 20_000
+
+    def tokenize() -> None:
+        if as_chat:
+            tokenizer.render(user(text), 0)
+        else:
+            tokenizer.encode_prompt(text)
+
+    thread = threading.Thread(target=tokenize)
+    began_at = last = time.monotonic()
+    longest_s = 0.0
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.001)
+        now = time.monotonic()
+        longest_s, last = max(longest_s, now - last), now
+    assert longest_s < 0.5 * (last - began_at)

@@ -73,7 +73,7 @@ class ChatTokenizer:
         """Plain text, with what the tokenizer puts around by default (often a BOS)."""
         if not text:
             raise InvalidJob("prompt is empty (0 characters)")
-        return self.check_ids(self._text_tokenizer.encode(text).ids)
+        return self.check_ids(_ids(self._text_tokenizer, text, with_special_tokens=True))
 
     def render(self, messages: Seq[Message], submitted_ms: int) -> tuple[int, ...]:
         """Chat messages through the template, whose clock shows `submitted_ms` (ms since the epoch, UTC)."""
@@ -87,7 +87,7 @@ class ChatTokenizer:
         disarmed = [self._disarm(index, message, marker) for index, message in enumerate(messages)]
         rendered = self._template.render(disarmed, submitted_ms)
         if disarmed == list(messages):
-            return self.check_ids(self._tokenizer.encode(rendered, add_special_tokens=False).ids)
+            return self.check_ids(_ids(self._tokenizer, rendered))
         return self.check_ids(self._encode_pieces(list(self._control_tokens.cut(rendered, marker))))
 
     def check_ids(self, token_ids: Iterable[int]) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class ChatTokenizer:
                 yield self._controls[piece.text][0]
             else:
                 text = self._trim(piece.text, pieces[index - 1 : index], pieces[index + 1 : index + 2])
-                yield from self._text_tokenizer.encode(text, add_special_tokens=False).ids
+                yield from _ids(self._text_tokenizer, text)
 
     def _trim(self, text: str, before: list[Piece], after: list[Piece]) -> str:
         """A control token may swallow the blanks beside it."""
@@ -128,6 +128,13 @@ class ChatTokenizer:
         if after and self._controls[after[0].text][1].lstrip:
             text = text.rstrip()
         return text
+
+
+def _ids(tokenizer: Tokenizer, text: str, *, with_special_tokens: bool = False) -> list[int]:
+    """The ids of a text, as a batch of one: `encode` holds the interpreter lock from beginning to end, and a
+    prompt of a megabyte would keep engine and leases waiting for seconds; a batch lets it go."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=with_special_tokens)[0].ids
+    return ids
 
 
 def _without_limits(backend: Tokenizer) -> Tokenizer:
