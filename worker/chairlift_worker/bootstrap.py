@@ -61,8 +61,9 @@ def make_engine(config: WorkerConfig, model: LoadedModel) -> Engine:
         max_num_seqs=config.max_num_seqs,
         max_step_tokens=max(config.max_step_tokens, config.max_num_seqs),
         max_chunk_tokens=config.max_step_tokens,
+        prefix_cache=config.prefix_cache,
     )
-    return Engine(model.runner, model.tokenizer, limits)
+    return Engine(model.runner, model.tokenizer, limits, fingerprint=model.fingerprint)
 
 
 def draw_worker_id(config: WorkerConfig) -> str:

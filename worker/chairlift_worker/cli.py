@@ -45,7 +45,9 @@ def _signature() -> inspect.Signature:
 
 def _parameter(name: str, plain: Any, description: str, default: str) -> inspect.Parameter:
     shown = f"{description} [default: {default}]" if default else description
-    option = typer.Option(f"--{name.replace('_', '-')}", help=shown, show_default=False)
+    flag = name.replace("_", "-")
+    flags = f"--{flag}/--no-{flag}" if plain is bool else f"--{flag}"
+    option = typer.Option(flags, help=shown, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[plain | None, option]
     )

@@ -64,6 +64,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(description="Token budget of a step: longer prompts are computed in chunks."),
     ] = 512
+    prefix_cache: Annotated[
+        bool,
+        Meta(description="Keep KV for jobs of the same tenant that begin alike."),
+    ] = True
     lookahead: Annotated[
         int,
         Meta(description="Jobs claimed beyond max_num_seqs, so that a freed place is filled at once."),

@@ -24,6 +24,10 @@ class StepRecord(msgspec.Struct, frozen=True):
     schedule_ms: float
     forward_ms: float
     sample_ms: float
+    cached_blocks: int = 0
+    boarded_tokens: int = 0
+    cached_tokens: int = 0
+    """Tokens of jobs when they boarded, and those of them that the prefix cache had; since the start."""
 
 
 class StepLog:
@@ -50,6 +54,9 @@ class StepLog:
             schedule_ms=round(stats.schedule_s * 1000, 3),
             forward_ms=round(stats.forward_s * 1000, 3),
             sample_ms=round(stats.sample_s * 1000, 3),
+            cached_blocks=stats.num_cached_blocks,
+            boarded_tokens=stats.num_boarded_tokens,
+            cached_tokens=stats.num_cached_tokens,
         )
         self._file.write(self._encoder.encode(record) + b"\n")
 
