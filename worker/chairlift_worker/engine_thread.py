@@ -131,9 +131,7 @@ class EngineThread:
     def _forget_ended(self, report: StepReport) -> None:
         for failure in report.failures:
             self._on_board.discard(failure.job_id)
-        for delta in report.deltas:
-            if delta.finish_reason is not None:
-                self._on_board.discard(delta.job_id)
+        self._on_board.difference_update(report.ended)
 
     def _drop_everything(self, reason: str) -> None:
         job_ids = tuple(sorted(self._on_board))

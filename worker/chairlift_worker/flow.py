@@ -14,19 +14,23 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from chairlift_client.errors import InvalidJob
 from chairlift_client.worker_operations import ClaimReply, RetryPolicy, fail, hand_back
-from chairlift_worker.engine.request import EngineRequest, Failure, StepReport
+from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
 from chairlift_worker.engine_thread import Add, Cancel, EngineThread
 from chairlift_worker.models.tokenizer import ChatTokenizer
-from chairlift_worker.queue.admission import admit
+from chairlift_worker.queue.admission import TakesLong, admit
 from chairlift_worker.queue.attempts import Attempt, Board
 from chairlift_worker.queue.clock import ServerClock
 from chairlift_worker.queue.outbox import Outbox, Parcel
 from chairlift_worker.queue.publisher import Publisher
+from chairlift_worker.structured.compiler import StructureCompiler
 
 log = logging.getLogger(__name__)
+
+NUM_SLOW_ADMISSIONS = 2
 
 
 class JobFlow:
@@ -41,6 +45,7 @@ class JobFlow:
         board: Board,
         outbox: Outbox,
         clock: ServerClock,
+        structures: StructureCompiler,
     ) -> None:
         self._worker_id = worker_id
         self._tokenizer = tokenizer
@@ -49,7 +54,10 @@ class JobFlow:
         self._outbox = outbox
         self._clock = clock
         self._publisher = Publisher(worker_id, outbox)
+        self._structures = structures
         self._admissions = ThreadPoolExecutor(1, thread_name_prefix="admission")
+        # Apart, so that nobody else waits for what takes long; their number bounds the cores it takes.
+        self._slow_admissions = ThreadPoolExecutor(NUM_SLOW_ADMISSIONS, thread_name_prefix="slow-admission")
         self._num_boarded = 0
         self.on_outgoing: Callable[[], None] = lambda: None
         """Called when the outbox has something new."""
@@ -59,8 +67,9 @@ class JobFlow:
         self.thread: EngineThread | None = None
 
     def close(self) -> None:
-        """End the admission thread."""
+        """End the admission threads."""
         self._admissions.shutdown(cancel_futures=True)
+        self._slow_admissions.shutdown(wait=False, cancel_futures=True)
 
     # From Redis.
 
@@ -105,15 +114,18 @@ class JobFlow:
     def stepped(self, report: StepReport, started_ms: int) -> None:
         """Publish a step's outcome."""
         now_ms = self._clock.now_ms()
+        by_job: dict[str, list[TokenDelta]] = defaultdict(list)
         for delta in report.deltas:
-            attempt = self._board.get(delta.job_id)
-            if attempt is None:
-                continue
-            if delta.token_ids or delta.text:
-                self._publisher.tokens(attempt, delta, now_ms)
-            if delta.finish_reason is not None:
-                self._publisher.finished(attempt, delta, now_ms)
-                log.info("job %s finished: %d tokens", attempt.job.job_id, delta.output_tokens)
+            by_job[delta.job_id].append(delta)
+        for key, deltas in by_job.items():
+            attempt = self._board.get(key)
+            if attempt is not None:
+                self._publisher.tokens(attempt, deltas, now_ms)
+        for key in report.ended:
+            attempt = self._board.get(key)
+            if attempt is not None:
+                self._publisher.finished(attempt, now_ms)
+                log.info("job %s finished: %d tokens", attempt.job.job_id, attempt.choices.num_tokens)
                 self._let_go(attempt)
         for failure in report.failures:
             self.refused(failure)
@@ -167,15 +179,21 @@ class JobFlow:
 
     def _admit(self, attempt: Attempt) -> None:
         order, self._num_boarded = self._num_boarded, self._num_boarded + 1
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._admissions, admit, attempt, self._tokenizer, order)
-        future.add_done_callback(lambda done: self._admitted(attempt, done))
+        self._start_admission(attempt, order, self._admissions)
 
-    def _admitted(self, attempt: Attempt, done: asyncio.Future[EngineRequest]) -> None:
+    def _start_admission(self, attempt: Attempt, order: int, pool: ThreadPoolExecutor) -> None:
+        may_take_long = pool is self._slow_admissions
+        work = partial(admit, attempt, self._tokenizer, self._structures, order, may_take_long=may_take_long)
+        future = asyncio.get_running_loop().run_in_executor(pool, work)
+        future.add_done_callback(lambda done: self._admitted(attempt, order, done))
+
+    def _admitted(self, attempt: Attempt, order: int, done: asyncio.Future[EngineRequest]) -> None:
         if done.cancelled() or self._board.get(attempt.key) is None:
             return
         error = done.exception()
-        if isinstance(error, InvalidJob):
+        if isinstance(error, TakesLong):
+            self._start_admission(attempt, order, self._slow_admissions)
+        elif isinstance(error, InvalidJob):
             self.refused(Failure(attempt.key, "invalid", str(error)))
         elif error is not None:
             log.error("job %s: admission broke down", attempt.job.job_id, exc_info=error)

@@ -30,6 +30,7 @@ from chairlift_worker.queue.exchange import Exchange
 from chairlift_worker.queue.leases import LeaseKeeper
 from chairlift_worker.queue.outbox import Outbox
 from chairlift_worker.step_log import StepLog
+from chairlift_worker.structured.compiler import StructureCompiler
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class Worker:
             board=self._board,
             outbox=self._outbox,
             clock=self._clock,
+            structures=StructureCompiler(
+                model.tokenizer.backend, vocab_size=self._spec.vocab_size, endings=self._spec.eos_token_ids
+            ),
         )
         self._thread = EngineThread(engine, self._clock, self._flow)
         self._heartbeat = Heartbeat(

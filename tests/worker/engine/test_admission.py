@@ -110,7 +110,6 @@ def test_ids_outside_the_vocabulary(bad_id: int) -> None:
 @pytest.mark.parametrize(
     "sampling",
     [
-        SamplingParams(max_tokens=0),
         SamplingParams(max_tokens=-3),
         SamplingParams(temperature=math.nan),
         SamplingParams(temperature=math.inf),

@@ -234,12 +234,13 @@ def _is(when: str, crowded: Engine, steps: int) -> bool:
     if when in {"queued", "ended"}:
         return steps == 0
     assert job is not None
-    num_computed = job.sequence.num_computed
+    sequence = job.choices[0].sequence
+    num_computed = sequence.num_computed
     if when == "mid-prefill":
         return 0 < num_computed < 14
     if when == "mid-decode":
         return num_computed > 16
-    return job.sequence.num_preemptions > 0 and num_computed == 0
+    return sequence.num_preemptions > 0 and num_computed == 0
 
 
 def test_a_step_that_fails_may_be_tried_again() -> None:

@@ -1,7 +1,7 @@
 """What the engine refuses on arrival, so that nothing that boards can stop it.
 
-The service has checked the user's input by the same rules where it can; the pool and the context are
-known only here. Every refusal names both numbers.
+The service has checked the user's input by the same rules where it can; the pool, the context and the
+vocabulary are known only here. Every refusal names both numbers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from chairlift_worker.engine.output import ending_token_ids
 from chairlift_worker.engine.request import EngineRequest
 from chairlift_worker.engine.runner import RunnerSpec
 
+MAX_PROMPT_LOGPROBS = 262_144
+"""Numbers of prompt logprobs in one job: prompt tokens times (k + 1). They travel in one event."""
+
 
 def max_output_tokens(request: EngineRequest, spec: RunnerSpec) -> int:
-    """Output tokens after which the job ends with `length`; InvalidJob if it can never run.
+    """Output tokens after which a choice ends with `length`; InvalidJob if the job can never run.
 
     A prompt and its output may fill the context to the last token. The last output token is never
     computed, so the pool has room for one token more than it has slots. A job without `max_tokens`
@@ -27,17 +30,16 @@ def max_output_tokens(request: EngineRequest, spec: RunnerSpec) -> int:
     num_prompt = len(request.prompt_token_ids)
     _check_prompt(num_prompt, spec)
     _check_token_ids("prompt", request.prompt_token_ids, spec.vocab_size)
-    _check_token_ids("logged output", request.logged_token_ids, spec.vocab_size)
     _check_sampling(request.sampling, spec)
+    _check_prompt_logprobs(num_prompt, request.sampling)
+    for word in request.bad_words:
+        _check_token_ids("bad_words", word, spec.vocab_size)
     room = min(spec.context_tokens, _pool_tokens(spec)) - num_prompt
     asked = request.sampling.max_tokens
     if asked is not None:
         _check_length(num_prompt, asked, spec)
     allowed = room if asked is None else asked
-    if len(request.logged_token_ids) > allowed:
-        raise InvalidJob(
-            f"the log has {len(request.logged_token_ids)} output tokens, but {allowed} are allowed"
-        )
+    _check_log(request, allowed, spec)
     return allowed
 
 
@@ -59,8 +61,8 @@ def _check_prompt(num_prompt: int, spec: RunnerSpec) -> None:
 
 
 def _check_length(num_prompt: int, max_tokens: int, spec: RunnerSpec) -> None:
-    if max_tokens < 1:
-        raise InvalidJob(f"max_tokens is {max_tokens}; it must be at least 1")
+    if max_tokens < 0:
+        raise InvalidJob(f"max_tokens is {max_tokens}; it must not be negative")
     asked = f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens"
     if num_prompt + max_tokens > spec.context_tokens:
         raise InvalidJob(f"{asked}; the context has {spec.context_tokens}")
@@ -68,21 +70,77 @@ def _check_length(num_prompt: int, max_tokens: int, spec: RunnerSpec) -> None:
         raise InvalidJob(f"{asked}; the KV pool has room for {_pool_tokens(spec)}")
 
 
+def _check_prompt_logprobs(num_prompt: int, sampling: SamplingParams) -> None:
+    if sampling.prompt_logprobs is None:
+        return
+    num_numbers = num_prompt * (sampling.prompt_logprobs + 1)
+    if num_numbers > MAX_PROMPT_LOGPROBS:
+        raise InvalidJob(
+            f"prompt_logprobs {sampling.prompt_logprobs} of {num_prompt} prompt tokens make {num_numbers} "
+            f"numbers; at most {MAX_PROMPT_LOGPROBS} are told"
+        )
+
+
+def _check_log(request: EngineRequest, allowed: int, spec: RunnerSpec) -> None:
+    logged = (request.logged_token_ids, *request.more_logged_token_ids)
+    if len(logged) > max(1, request.sampling.num_choices):
+        raise InvalidJob(f"the log has {len(logged)} choices; the job has {request.sampling.num_choices}")
+    for token_ids in logged:
+        _check_token_ids("logged output", token_ids, spec.vocab_size)
+        if len(token_ids) > allowed:
+            raise InvalidJob(f"the log has {len(token_ids)} output tokens, but {allowed} are allowed")
+
+
 def _check_sampling(sampling: SamplingParams, spec: RunnerSpec) -> None:
+    _check_ranges(sampling)
     _check_token_ids("stop_token_ids", sampling.stop_token_ids, spec.vocab_size)
-    if not (isfinite(sampling.temperature) and sampling.temperature >= 0.0):
-        raise InvalidJob(f"temperature is {sampling.temperature}; it must be finite and at least 0")
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise InvalidJob(f"top_p is {sampling.top_p}; it must be above 0 and at most 1")
+    _check_token_ids("logit_bias", sampling.logit_bias, spec.vocab_size)
+    _check_token_ids("banned_token_ids", sampling.banned_token_ids, spec.vocab_size)
+    _check_token_ids("allowed_token_ids", sampling.allowed_token_ids or (), spec.vocab_size)
+    _check_bans(sampling, spec)
+
+
+def _check_ranges(sampling: SamplingParams) -> None:
+    if sampling.n < 1 or sampling.num_choices < sampling.n:
+        raise InvalidJob(
+            f"n is {sampling.n} and best_of {sampling.best_of}; both must be at least 1, n least"
+        )
+    for name in ("temperature", "repetition_penalty"):
+        value = getattr(sampling, name)
+        if not (isfinite(value) and value >= 0.0) or (name == "repetition_penalty" and value == 0.0):
+            raise InvalidJob(f"{name} is {value}; it must be finite and not negative")
+    for name in ("top_p", "typical_p"):
+        value = getattr(sampling, name)
+        if not 0.0 < value <= 1.0:
+            raise InvalidJob(f"{name} is {value}; it must be above 0 and at most 1")
     if not 0.0 <= sampling.min_p <= 1.0:
         raise InvalidJob(f"min_p is {sampling.min_p}; it must be between 0 and 1")
     if sampling.top_k < 0 or sampling.min_tokens < 0:
         raise InvalidJob(
             f"top_k is {sampling.top_k} and min_tokens {sampling.min_tokens}; they must not be negative"
         )
-    num_endings = len(ending_token_ids(sampling, spec.eos_token_ids))
-    if sampling.min_tokens > 0 and num_endings >= spec.vocab_size:
-        raise InvalidJob(f"all {spec.vocab_size} tokens end the job, and min_tokens bans them")
+    numbers = (sampling.presence_penalty, sampling.frequency_penalty, *sampling.logit_bias.values())
+    if not all(isfinite(number) for number in numbers):
+        raise InvalidJob("presence_penalty, frequency_penalty and logit_bias must be finite")
+
+
+def _check_bans(sampling: SamplingParams, spec: RunnerSpec) -> None:
+    """Bans that hold at every position must leave something; so must those of the first `min_tokens`."""
+    banned = frozenset(sampling.banned_token_ids)
+    if _num_left(sampling, banned, spec) == 0:
+        raise InvalidJob(f"allowed_token_ids and banned_token_ids leave none of {spec.vocab_size} tokens")
+    endings = ending_token_ids(sampling, spec.eos_token_ids)
+    if sampling.min_tokens > 0 and _num_left(sampling, banned | endings, spec) == 0:
+        raise InvalidJob(
+            f"every token that may be drawn ends the job, and min_tokens bans {len(endings)} of them"
+        )
+
+
+def _num_left(sampling: SamplingParams, banned: frozenset[int], spec: RunnerSpec) -> int:
+    """Tokens that may be drawn."""
+    if sampling.allowed_token_ids is None:
+        return spec.vocab_size - len(banned)
+    return len(frozenset(sampling.allowed_token_ids) - banned)
 
 
 def _check_token_ids(what: str, token_ids: Iterable[int], vocab_size: int) -> None:

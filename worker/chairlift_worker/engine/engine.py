@@ -6,13 +6,15 @@ No Redis and no asyncio in here, and no threads: all methods are called from the
 from __future__ import annotations
 
 from time import perf_counter
-from typing import NamedTuple
+
+from torch import Tensor
 
 from chairlift_client.errors import InvalidJob
-from chairlift_worker.engine.admission import max_output_tokens
 from chairlift_worker.engine.blocks import BlockPool
 from chairlift_worker.engine.detokenizer import TokenDecoder
-from chairlift_worker.engine.output import JobOutput
+from chairlift_worker.engine.grammar import GrammarError
+from chairlift_worker.engine.job import Choice, Job, make_job
+from chairlift_worker.engine.logprobs import token_logprobs
 from chairlift_worker.engine.prefix import CacheIdentity, PrefixHashes
 from chairlift_worker.engine.request import (
     EngineConfig,
@@ -22,16 +24,10 @@ from chairlift_worker.engine.request import (
     StepStats,
     TokenDelta,
 )
+from chairlift_worker.engine.rows import Heard, Seat, draw_tokens, failure, hear
 from chairlift_worker.engine.runner import Runner
-from chairlift_worker.engine.sampler import Draw, sample
 from chairlift_worker.engine.scheduler import Schedule, Scheduler
 from chairlift_worker.engine.sequence import Sequence
-
-
-class _Job(NamedTuple):
-    request: EngineRequest
-    sequence: Sequence
-    output: JobOutput
 
 
 class Engine:
@@ -55,26 +51,28 @@ class Engine:
         self._spec = spec._replace(eos_token_ids=known_eos)
         self._pool = BlockPool(spec.num_blocks, spec.block_size)
         self._scheduler = Scheduler(self._pool, config)
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
+        self._seats: dict[str, Seat] = {}  # by the id of the sequence; held back choices have none yet
         self._num_steps = 0
         # Not told to the service yet. Kept here, so that a forward that raises loses none of it.
-        self._deltas: dict[str, TokenDelta] = {}
+        self._deltas: list[TokenDelta] = []
         self._failures: dict[str, Failure] = {}
+        self._ended: list[str] = []
 
     @property
     def num_running(self) -> int:
-        """Jobs that hold blocks."""
+        """Sequences that hold blocks."""
         return self._scheduler.num_running
 
     @property
     def num_waiting(self) -> int:
-        """Jobs on board that hold no blocks, preempted ones included."""
+        """Sequences on board that hold no blocks, preempted ones included."""
         return self._scheduler.num_waiting
 
     @property
     def num_free_seats(self) -> int:
-        """Jobs that may still be added without having to wait for a seat."""
-        return max(0, self._config.max_num_seqs - len(self._jobs))
+        """Jobs of one choice that may still be added without having to wait for a seat."""
+        return max(0, self._config.max_num_seqs - sum(job.num_live for job in self._jobs.values()))
 
     @property
     def num_free_blocks(self) -> int:
@@ -93,36 +91,27 @@ class Engine:
 
     def add(self, request: EngineRequest) -> None:
         """Take a job on board. InvalidJob, with the numbers, if it can never run; nothing is kept then."""
-        if request.job_id in self._jobs or request.job_id in self._deltas:
+        if request.job_id in self._jobs or request.job_id in self._ended:
             raise InvalidJob(f"job {request.job_id} is on board already")
-        max_tokens = max_output_tokens(request, self._spec)
-        output = JobOutput(
-            request.sampling,
-            self._decoder,
-            eos_token_ids=self._spec.eos_token_ids,
-            max_output_tokens=max_tokens,
-        )
-        _replay(output, request.logged_token_ids)
-        sequence = Sequence(
-            job_id=request.job_id,
-            order=request.order,
-            token_ids=[*request.prompt_token_ids, *request.logged_token_ids],
-            max_total_tokens=len(request.prompt_token_ids) + max_tokens,
-            prefix=self._prefix(request),
-        )
-        job = _Job(request, sequence, output)
-        if output.finish_reason is not None:
-            self._deltas[request.job_id] = _delta(job, num_new=0, text="")
+        job = make_job(request, self._spec, self._decoder, self._prefix)
+        if job.has_ended:
+            self._deltas += [job.delta(choice, num_new=0, text="", logprobs=()) for choice in job.choices]
+            self._ended.append(request.job_id)
             return
         self._jobs[request.job_id] = job
-        self._scheduler.add(sequence)
+        # Without output there is still a prompt to compute.
+        first, *others = [choice for choice in job.choices if choice.is_live] or job.choices[:1]
+        job.held_back += others
+        if job.prompt is not None:
+            first.sequence.logits_from = job.prompt.logits_from
+        self._seats[first.sequence.job_id] = Seat(job, first)
+        self._scheduler.add(first.sequence)
 
     def cancel(self, job_id: str) -> bool:
         """Forget a job, whatever it is doing, and report nothing of it; False if there is none of this id."""
-        known = self._deltas.pop(job_id, None) is not None
-        if job_id not in self._jobs:
-            return known
-        self._remove(job_id)
+        if job_id not in self._jobs and job_id not in self._ended:
+            return False
+        self._forget(job_id)
         return True
 
     def step(self, now_ms: int) -> StepReport | None:
@@ -137,16 +126,19 @@ class Engine:
         started = perf_counter()
         schedule = self._scheduler.schedule()
         scheduled = forwarded = perf_counter()
+        riders = (self._seats[sequence.job_id].job.request.job_id for sequence in schedule.sequences)
+        job_ids = tuple(dict.fromkeys(riders))
         if schedule.chunks:
             logits = self._runner.forward(schedule.chunks)
             forwarded = perf_counter()
-            rows = _sampled_jobs(schedule, self._jobs)
-            tokens = sample(logits, [_draw(job) for job in rows]) if rows else []
+            heard = hear(schedule, self._seats, logits)
+            tokens = draw_tokens(logits, heard.rows)
             self._scheduler.commit(schedule)
-            for job, token_id in zip(rows, tokens, strict=True):
-                self._advance(job, token_id)
+            self._advance(heard, tokens, logits)
+            self._end_bare_prompts(schedule)
         return self._report(
             schedule,
+            job_ids,
             schedule_s=scheduled - started,
             forward_s=forwarded - scheduled,
             sample_s=perf_counter() - forwarded,
@@ -155,7 +147,8 @@ class Engine:
     def check(self) -> None:
         """Prove the books of blocks and sequences; for tests, and cheap enough to run when idle."""
         self._scheduler.check()
-        assert len(self._jobs) == self.num_running + self.num_waiting
+        assert len(self._seats) == self.num_running + self.num_waiting
+        assert all(self._jobs[seat.job.request.job_id] is seat.job for seat in self._seats.values())
 
     def _prefix(self, request: EngineRequest) -> PrefixHashes | None:
         if not (self._config.prefix_cache and request.cache):
@@ -163,42 +156,97 @@ class Engine:
         identity = CacheIdentity(self._fingerprint, salt=request.cache_salt)
         return PrefixHashes(identity, self._pool.block_size)
 
-    def _advance(self, job: _Job, token_id: int | None) -> None:
-        """Add the sampled token to the job; None says that its logits were not finite."""
-        job_id = job.request.job_id
-        if token_id is None:
-            position = len(job.output.token_ids)
-            self._fail(
-                job_id, Failure(job_id, "numerics", f"logits of output token {position} are not finite")
-            )
-            return
-        text = job.output.append(token_id)
-        job.sequence.token_ids.append(token_id)
-        self._deltas[job_id] = _delta(job, num_new=1, text=text)
-        if job.output.finish_reason is not None:
-            self._remove(job_id)
+    def _advance(self, heard: Heard, tokens: list[int | None], logits: Tensor) -> None:
+        """Add the drawn tokens to their choices; jobs that cannot go on leave."""
+        failures = list(heard.failures)
+        for row, token_id in zip(heard.rows, tokens, strict=True):
+            position = len(row.seat.choice.output.token_ids)
+            if token_id is None:
+                problem = f"logits of output token {position} are not finite"
+                failures.append(failure(row.seat, "numerics", problem))
+                continue
+            try:
+                self._append(row.seat, token_id, logits[row.place])
+            except GrammarError as error:
+                failures.append(failure(row.seat, "invalid", f"output token {position}: {error}"))
+        for failed in failures:
+            self._fail(failed)
+
+    def _append(self, seat: Seat, token_id: int, logits: Tensor) -> None:
+        job, choice = seat
+        text = choice.append(token_id)
+        num_top = job.num_top_logprobs
+        logprobs = () if num_top is None else token_logprobs(logits[None], [token_id], num_top)
+        self._deltas.append(job.delta(choice, num_new=1, text=text, logprobs=logprobs))
+        self._board_held_back(job, choice)
+        if not choice.is_live:
+            self._leave(choice.sequence)
+            self._end_if_complete(job)
+
+    def _end_bare_prompts(self, schedule: Schedule) -> None:
+        """Jobs without output end when their prompt is computed."""
+        for sequence in schedule.sequences:
+            seat = self._seats.get(sequence.job_id)
+            if seat is None or seat.choice.is_live or sequence.num_pending:
+                continue
+            self._leave(sequence)
+            job = seat.job
+            self._deltas += [job.delta(choice, num_new=0, text="", logprobs=()) for choice in job.choices]
+            self._end_if_complete(job)
+
+    def _board_held_back(self, job: Job, first: Choice) -> None:
+        """The first choice has its first token: the others share what it has computed."""
+        for choice in job.held_back:
+            self._seats[choice.sequence.job_id] = Seat(job, choice)
+            if choice.output.token_ids:
+                self._scheduler.add(choice.sequence)
+            else:
+                self._scheduler.fork(first.sequence, choice.sequence)
+        job.held_back.clear()
+
+    def _end_if_complete(self, job: Job) -> None:
+        if job.has_ended:
+            del self._jobs[job.request.job_id]
+            self._ended.append(job.request.job_id)
+
+    def _leave(self, sequence: Sequence, *, forget: bool = False) -> None:
+        del self._seats[sequence.job_id]
+        self._scheduler.remove(sequence, forget=forget)
 
     def _expire(self, now_ms: int) -> None:
         for job_id, job in list(self._jobs.items()):
             deadline_ms = job.request.deadline_ms
             if deadline_ms is not None and deadline_ms <= now_ms:
                 message = f"the deadline {deadline_ms} ms has passed (now {now_ms} ms)"
-                self._fail(job_id, Failure(job_id, "deadline", message))
+                self._fail(Failure(job_id, "deadline", message))
 
-    def _fail(self, job_id: str, failure: Failure) -> None:
-        self._remove(job_id, forget=failure.code == "numerics")
-        self._failures[job_id] = failure
+    def _fail(self, failed: Failure) -> None:
+        self._forget(failed.job_id, bad=failed.code == "numerics")
+        self._failures.setdefault(failed.job_id, failed)
 
-    def _remove(self, job_id: str, *, forget: bool = False) -> None:
-        self._scheduler.remove(self._jobs.pop(job_id).sequence, forget=forget)
+    def _forget(self, job_id: str, *, bad: bool = False) -> None:
+        """Take a job out, with all that is to be told of it; `bad`: its blocks hold what nobody must use."""
+        self._deltas = [delta for delta in self._deltas if delta.job_id != job_id]
+        self._ended = [ended for ended in self._ended if ended != job_id]
+        job = self._jobs.pop(job_id, None)
+        for choice in () if job is None else job.choices:
+            if choice.sequence.job_id in self._seats:
+                self._leave(choice.sequence, forget=bad)
 
     def _report(
-        self, schedule: Schedule, *, schedule_s: float, forward_s: float, sample_s: float
+        self,
+        schedule: Schedule,
+        job_ids: tuple[str, ...],
+        *,
+        schedule_s: float,
+        forward_s: float,
+        sample_s: float,
     ) -> StepReport:
         self._num_steps += 1
         stats = StepStats(
             step=self._num_steps,
-            job_ids=tuple(sequence.job_id for sequence in schedule.sequences),
+            job_ids=job_ids,
+            num_sequences=len(schedule.sequences),
             num_prefill_tokens=schedule.num_prefill_tokens,
             num_decode_tokens=schedule.num_decode_tokens,
             num_preemptions=self._scheduler.num_preemptions,
@@ -213,50 +261,10 @@ class Engine:
             forward_s=forward_s,
             sample_s=sample_s,
         )
-        report = StepReport(tuple(self._deltas.values()), tuple(self._failures.values()), stats)
+        report = StepReport(
+            tuple(self._deltas), tuple(self._failures.values()), stats, ended=tuple(self._ended)
+        )
         self._deltas.clear()
         self._failures.clear()
+        self._ended.clear()
         return report
-
-
-def _replay(output: JobOutput, logged_token_ids: tuple[int, ...]) -> None:
-    """Bring the output to where the log ends; its text has been told already."""
-    for position, token_id in enumerate(logged_token_ids):
-        if output.finish_reason is not None:
-            raise InvalidJob(
-                f"the log has {len(logged_token_ids)} output tokens, but the job ends after {position}"
-            )
-        output.append(token_id)
-
-
-def _sampled_jobs(schedule: Schedule, jobs: dict[str, _Job]) -> list[_Job]:
-    """The jobs of the logits' rows."""
-    chunks = zip(schedule.sequences, schedule.chunks, strict=True)
-    return [jobs[sequence.job_id] for sequence, chunk in chunks if chunk.num_logits]
-
-
-def _draw(job: _Job) -> Draw:
-    return Draw(
-        sampling=job.request.sampling,
-        seed=job.request.seed,
-        position=len(job.output.token_ids),
-        banned=job.output.banned_token_ids,
-    )
-
-
-def _delta(job: _Job, *, num_new: int, text: str) -> TokenDelta:
-    output = job.output
-    ended = output.finish_reason is not None
-    return TokenDelta(
-        job_id=job.request.job_id,
-        offset=len(output.token_ids) - num_new,
-        token_ids=tuple(output.token_ids[len(output.token_ids) - num_new :]),
-        text=text,
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-        prompt_tokens=len(job.request.prompt_token_ids),
-        output_tokens=len(output.token_ids),
-        full_text=output.text if ended else None,
-        full_token_ids=tuple(output.token_ids) if ended else None,
-        cached_tokens=min(job.sequence.num_cached or 0, len(job.request.prompt_token_ids)),
-    )

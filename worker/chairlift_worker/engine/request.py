@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from chairlift_client.errors import ConfigError
-from chairlift_client.protocol import FailureCode, FinishReason, SamplingParams
+from chairlift_client.protocol import FailureCode, FinishReason, JobClass, SamplingParams, TokenLogprobs
+from chairlift_worker.engine.grammar import Grammar
 
 
 class EngineConfig(NamedTuple):
@@ -20,6 +21,10 @@ class EngineConfig(NamedTuple):
     """Preemptions of a job before it waits for room for its whole possible length."""
     prefix_cache: bool = True
     """Whether blocks are kept for jobs that begin alike."""
+    max_prefill_tokens: int = 0
+    """Most prompt tokens of a step in which others decode; 0 is max_step_tokens."""
+    target_itl_s: float = 0.0
+    """If set, prompt tokens beside decodes are chosen so that a step takes no longer."""
 
     def check(self) -> None:
         """ConfigError, with the numbers, where no schedule could keep its promises."""
@@ -29,6 +34,11 @@ class EngineConfig(NamedTuple):
             raise ConfigError(f"max_chunk_tokens is {self.max_chunk_tokens}; it must be at least 1")
         if self.max_preemptions < 0:
             raise ConfigError(f"max_preemptions is {self.max_preemptions}; it must not be negative")
+        if self.max_prefill_tokens < 0 or self.target_itl_s < 0:
+            raise ConfigError(
+                f"max_prefill_tokens is {self.max_prefill_tokens} and target_itl_s {self.target_itl_s}; "
+                "they must not be negative"
+            )
         if self.max_step_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_step_tokens ({self.max_step_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
@@ -44,7 +54,7 @@ class EngineRequest(NamedTuple):
     sampling: SamplingParams
     seed: int
     logged_token_ids: tuple[int, ...] = ()
-    """Output tokens that are in the job's log already: the job goes on after them."""
+    """Output tokens of the first choice that are in the job's log already: the job goes on after them."""
     deadline_ms: int | None = None
     """By the server's clock, as `Engine.step` is told it."""
     order: int = 0
@@ -53,10 +63,21 @@ class EngineRequest(NamedTuple):
     """Whether the job uses the prefix cache, and leaves its blocks there."""
     cache_salt: str = ""
     """Only jobs with the same salt share blocks."""
+    job_class: JobClass = "normal"
+    submitted_ms: int = 0
+    """By the server's clock. With class and deadline it says when the job is due."""
+    more_logged_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The same as `logged_token_ids`, of the choices after the first."""
+    prompt_is_told: bool = False
+    """The log holds the prompt's logprobs, if they were asked for."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Runs of tokens that must not come to stand in the output."""
+    grammar: Grammar | None = None
+    """The structure that the text must have."""
 
 
 class TokenDelta(NamedTuple):
-    """What one step added to one job."""
+    """What one step added to one choice of a job."""
 
     job_id: str
     offset: int
@@ -75,6 +96,12 @@ class TokenDelta(NamedTuple):
     """All output tokens, set with `finish_reason`."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
+    choice: int = 0
+    """Index of the choice."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each of `token_ids`, where the job asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Of the prompt's tokens, in the job's first delta, where it asked for them."""
 
 
 class Failure(NamedTuple):
@@ -92,6 +119,8 @@ class StepStats(NamedTuple):
     """Number of the step, from 1."""
     job_ids: tuple[str, ...]
     """The jobs that rode in it, oldest first."""
+    num_sequences: int
+    """Size of its batch: a job rides with one sequence for each choice."""
     num_prefill_tokens: int
     num_decode_tokens: int
     num_preemptions: int
@@ -113,14 +142,19 @@ class StepStats(NamedTuple):
     """Sampling and detokenizing."""
 
     @property
-    def num_sequences(self) -> int:
-        """Size of the step's batch."""
-        return len(self.job_ids)
+    def hit_rate(self) -> float:
+        """Part of the boarding jobs' tokens that the prefix cache had, since the engine began."""
+        return self.num_cached_tokens / max(1, self.num_boarded_tokens)
 
 
 class StepReport(NamedTuple):
-    """Everything the service has to tell the world after a step. A job has at most one delta or failure."""
+    """Everything the service has to tell the world after a step.
+
+    A choice has at most one delta, a job at most one failure, and then no deltas in the same step.
+    """
 
     deltas: tuple[TokenDelta, ...]
     failures: tuple[Failure, ...]
     stats: StepStats
+    ended: tuple[str, ...] = ()
+    """Jobs of which every choice is complete now: `deltas` has the last that there is to tell of them."""

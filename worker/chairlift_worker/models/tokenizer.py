@@ -103,6 +103,15 @@ class ChatTokenizer:
                 )
         return checked
 
+    def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The runs of tokens that spell each word at the beginning of a text, and after a space."""
+        spelled = (
+            tuple(self._text_tokenizer.encode(text, add_special_tokens=False).ids)
+            for word in words
+            for text in (word, f" {word}")
+        )
+        return tuple(dict.fromkeys(ids for ids in spelled if ids))
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; a character that is cut in half becomes U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

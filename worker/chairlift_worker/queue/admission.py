@@ -1,6 +1,8 @@
 """From a claimed job to a request that the engine can run: decode, check, render, tokenize, replay.
 
-Runs in a thread of its own, off the event loop and off the engine's thread.
+Runs in threads of its own, off the event loop and off the engine's thread. What a user can make slow (a
+structure to compile, a template of the user's own) is put off to another thread, so that the jobs behind
+it do not wait.
 """
 
 from __future__ import annotations
@@ -9,27 +11,55 @@ import msgspec
 
 from chairlift_client.body_checks import check_body
 from chairlift_client.errors import InvalidJob
-from chairlift_client.protocol import Limits, decode_body
+from chairlift_client.protocol import JobBody, Limits, decode_body
 from chairlift_worker.engine.request import EngineRequest
 from chairlift_worker.models.tokenizer import ChatTokenizer
 from chairlift_worker.queue.attempts import Attempt
+from chairlift_worker.structured.compiler import StructureCompiler
 
 
-def admit(attempt: Attempt, tokenizer: ChatTokenizer, order: int) -> EngineRequest:
+class TakesLong(Exception):
+    """Come again with `may_take_long`, in a thread for which nobody waits."""
+
+
+def admit(
+    attempt: Attempt,
+    tokenizer: ChatTokenizer,
+    structures: StructureCompiler,
+    order: int,
+    *,
+    may_take_long: bool = False,
+) -> EngineRequest:
     """The request of an attempt, whose body is set on it. Raises InvalidJob for what can never run."""
-    try:
-        body = check_body(decode_body(attempt.job.body), Limits())
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidJob(f"the job's body does not follow the schema: {error}") from error
-    attempt.body = body
+    body = attempt.body = attempt.body or _read_body(attempt.job.body)
+    if not may_take_long and (body.structured is not None or body.chat_template is not None):
+        raise TakesLong
+    if body.adapter is not None:
+        raise InvalidJob(f"this model has no adapter {body.adapter!r}")
+    prompt_ids = tuple(tokenizer.prompt_ids(body, attempt.job.submitted_ms))
+    if body.sampling.truncate_prompt is not None:
+        prompt_ids = prompt_ids[-body.sampling.truncate_prompt :]
+    first, *more = attempt.choices.token_ids or ((),)
     return EngineRequest(
         job_id=attempt.key,
-        prompt_token_ids=tuple(tokenizer.prompt_ids(body, attempt.job.submitted_ms)),
+        prompt_token_ids=prompt_ids,
         sampling=body.sampling,
         seed=attempt.job.seed,
-        logged_token_ids=attempt.logged_token_ids,
+        logged_token_ids=first,
         deadline_ms=attempt.job.deadline_ms or None,
         order=order,
         cache=body.cache,
         cache_salt=attempt.job.tenant,
+        more_logged_token_ids=tuple(more),
+        prompt_is_told=attempt.prompt is not None,
+        bad_words=tokenizer.bad_words(body.sampling.bad_words),
+        grammar=None if body.structured is None else structures.compile(body.structured),
     )
+
+
+def _read_body(packed: bytes) -> JobBody:
+    """What the client checked is checked again: other clients may not have, or not the same."""
+    try:
+        return check_body(decode_body(packed), Limits())
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidJob(f"the job's body does not follow the schema: {error}") from error

@@ -8,14 +8,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from chairlift_client.protocol import JobBody, LoggedEvent, Tokens, Usage, decode_event
+from chairlift_client.protocol import JobBody, LoggedEvent, TokenLogprobs, Tokens, Usage, decode_event
 from chairlift_client.worker_operations import ClaimedJob
+from chairlift_worker.queue.choices import ChoiceRecords
 
 
 class Attempt:
     """One job on board. `seq` is that of the last event made for it, sent or not."""
 
-    __slots__ = ("body", "first_token_ms", "job", "log", "num_logged", "prefix", "prompt", "proven", "seq")
+    __slots__ = (
+        "body",
+        "choices",
+        "first_token_ms",
+        "job",
+        "log",
+        "prefix",
+        "prompt",
+        "prompt_logprobs",
+        "proven",
+        "seq",
+    )
 
     def __init__(self, prefix: str, job: ClaimedJob) -> None:
         self.prefix = prefix
@@ -25,7 +37,11 @@ class Attempt:
         tokens = [event for event in self.log if isinstance(event, Tokens)]
         self.first_token_ms = tokens[0].at_ms if tokens else 0
         self.prompt: Usage | None = tokens[0].prompt if tokens else None
-        self.num_logged = sum(len(choice.token_ids) for event in tokens for choice in event.choices)
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = (
+            tokens[0].prompt_logprobs if tokens else None
+        )
+        self.choices = ChoiceRecords(tokens)
+        """What is known of the outputs, held-back tokens included: this attempt goes on after them."""
         self.proven = False
         """This attempt has made a token: the job did not kill its worker."""
         self.body: JobBody | None = None
@@ -34,24 +50,6 @@ class Attempt:
     def key(self) -> str:
         """What the engine knows it by: the job and the epoch, so that two attempts never meet."""
         return f"{self.job.job_id} {self.job.epoch}"
-
-    @property
-    def logged_token_ids(self) -> tuple[int, ...]:
-        """Output tokens in the log, held-back ones included: where this attempt goes on."""
-        return tuple(
-            token
-            for event in self.log
-            if isinstance(event, Tokens)
-            for choice in event.choices
-            for token in choice.token_ids
-        )
-
-    @property
-    def logged_text(self) -> str:
-        """The text that subscribers have seen."""
-        return "".join(
-            choice.text for event in self.log if isinstance(event, Tokens) for choice in event.choices
-        )
 
     @property
     def is_suspect(self) -> bool:

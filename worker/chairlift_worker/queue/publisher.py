@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Literal
 
 from chairlift_client.protocol import (
     Cancelled,
-    Choice,
     ChoiceDelta,
     Failed,
     FailureCode,
     Finished,
     JobResult,
+    SamplingParams,
     Timings,
     Tokens,
     Usage,
@@ -30,46 +31,61 @@ class Publisher:
         self._worker = worker
         self._outbox = outbox
 
-    def tokens(self, attempt: Attempt, delta: TokenDelta, at_ms: int) -> None:
-        """Log and publish new tokens; the first of a job also tells what is known of its prompt."""
-        prompt = None
+    def tokens(self, attempt: Attempt, deltas: Seq[TokenDelta], at_ms: int) -> None:
+        """Log and publish what a step added to the choices of a job, in one event.
+
+        The first one of a job also tells what is known of its prompt. Deltas that say nothing new are left
+        out: a resumed job may hear of choices that its log has the end of.
+        """
+        assert attempt.body is not None
+        sampling = attempt.body.sampling
+        news = tuple(delta for given in deltas if attempt.choices.has_news(delta := _choice_delta(given)))
+        for delta in news:
+            attempt.choices.hear(delta)
+        is_best_of = sampling.best_of is not None
+        best = self._best(attempt, sampling) if is_best_of else ()
+        if not news and not best:
+            return
+        prompt, prompt_logprobs = None, None
         if attempt.prompt is None:
-            prompt = Usage(prompt_tokens=delta.prompt_tokens, cached_tokens=delta.cached_tokens)
-            attempt.prompt = prompt
+            first = deltas[0]
+            prompt = attempt.prompt = Usage(first.prompt_tokens, 0, first.cached_tokens)
+            prompt_logprobs = attempt.prompt_logprobs = first.prompt_logprobs
             attempt.first_token_ms = at_ms
-        choice = ChoiceDelta(
-            index=0,
-            offset=delta.offset,
-            token_ids=delta.token_ids,
-            text=delta.text,
-            finish_reason=delta.finish_reason,
-            stop_reason=delta.stop_reason,
-        )
+        choices, candidates = (best, news) if is_best_of else (news, ())
         seq = attempt.next_seq()
-        event = encode(Tokens(seq, attempt.job.epoch, at_ms, (choice,), prompt))
-        attempt.proven = attempt.proven or bool(delta.token_ids)
-        emission = Emission(attempt.job.job_id, attempt.job.epoch, seq, len(delta.token_ids), event)
+        event = Tokens(seq, attempt.job.epoch, at_ms, choices, prompt, prompt_logprobs, candidates)
+        num_tokens = sum(len(delta.token_ids) for delta in news)
+        attempt.proven = attempt.proven or num_tokens > 0
+        emission = Emission(attempt.job.job_id, attempt.job.epoch, seq, num_tokens, encode(event))
         self._outbox.emit(attempt.prefix, attempt.key, emission)
 
-    def finished(self, attempt: Attempt, delta: TokenDelta, at_ms: int) -> None:
-        """Terminal event and result; `delta` is the one with the finish reason."""
-        assert delta.finish_reason is not None
-        assert delta.full_text is not None
-        assert delta.full_token_ids is not None
-        # What the cache had is the first attempt's, as the job's first event has told it.
-        cached_tokens = attempt.prompt.cached_tokens if attempt.prompt else delta.cached_tokens
-        usage = Usage(delta.prompt_tokens, delta.output_tokens, cached_tokens)
+    def _best(self, attempt: Attempt, sampling: SamplingParams) -> tuple[ChoiceDelta, ...]:
+        """The kept choices of a `best_of` job, whole, once all have ended; told once."""
+        if attempt.choices.best_is_told or not attempt.choices.are_complete(sampling):
+            return ()
+        attempt.choices.best_is_told = True
+        return tuple(
+            ChoiceDelta(
+                index=choice.index,
+                offset=0,
+                token_ids=choice.token_ids,
+                text=choice.text,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+                logprobs=choice.logprobs or (),
+            )
+            for choice in attempt.choices.kept(sampling)
+        )
+
+    def finished(self, attempt: Attempt, at_ms: int) -> None:
+        """Terminal event and result; every choice has ended."""
+        assert attempt.body is not None
+        assert attempt.prompt is not None
+        usage = Usage(attempt.prompt.prompt_tokens, attempt.choices.num_tokens, attempt.prompt.cached_tokens)
         result = JobResult(
             job_id=attempt.job.job_id,
-            choices=(
-                Choice(
-                    index=0,
-                    text=delta.full_text,
-                    token_ids=delta.full_token_ids,
-                    finish_reason=delta.finish_reason,
-                    stop_reason=delta.stop_reason,
-                ),
-            ),
+            choices=attempt.choices.kept(attempt.body.sampling),
             usage=usage,
             timings=Timings(
                 submitted_ms=attempt.job.submitted_ms,
@@ -78,7 +94,8 @@ class Publisher:
                 finished_ms=at_ms,
             ),
             attempts=attempt.job.epoch,
-            metadata=attempt.body.metadata if attempt.body else {},
+            metadata=attempt.body.metadata,
+            prompt_logprobs=attempt.prompt_logprobs,
         )
         seq = attempt.next_seq()
         event = encode(Finished(seq, attempt.job.epoch, at_ms, usage))
@@ -115,3 +132,15 @@ class Publisher:
             tokens=tokens,
         )
         self._outbox.end(attempt.prefix, Parcel("finish", (attempt.key,), call))
+
+
+def _choice_delta(delta: TokenDelta) -> ChoiceDelta:
+    return ChoiceDelta(
+        index=delta.choice,
+        offset=delta.offset,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        logprobs=delta.logprobs,
+    )

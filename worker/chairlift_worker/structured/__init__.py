@@ -1,0 +1,1 @@
+"""Structured output through llguidance: schemas, patterns and grammars as masks over the vocabulary."""
