@@ -161,7 +161,7 @@ def test_ids_of_the_tokenizer_that_the_model_does_not_have() -> None:
 def test_a_model_without_a_chat_template_takes_no_messages(tmp_path: Path) -> None:
     save_variant(tmp_path, config={"chat_template": None})
     tokenizer = ChatTokenizer.load(tmp_path, vocab_size=VOCAB_SIZE)
-    with pytest.raises(InvalidJob, match="has none: send prompt or token_ids"):
+    with pytest.raises(InvalidJob, match="has none: send prompt, token_ids or a chat_template"):
         tokenizer.render(user("x"), 0)
     assert tokenizer.encode_prompt("x")
 

@@ -10,9 +10,11 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from chairlift_client.errors import InvalidJob
 from chairlift_client.protocol import Message
+from chairlift_worker.models.chat import make_chat
 from chairlift_worker.models.template import ChatTemplate
 
 MESSAGES = (Message(role="system", content="Be <brief>."), Message(role="user", content="Hi 👋"))
+CHAT = make_chat(MESSAGES)
 NOON_MS = int(datetime(2026, 1, 2, 23, 59, 30, tzinfo=UTC).timestamp() * 1000)
 
 SOURCES = {
@@ -37,7 +39,7 @@ def test_renders_as_transformers_does(source: str) -> None:
         add_generation_prompt=True,
         bos_token="<s>",
     )
-    assert ChatTemplate(source, {"bos_token": "<s>"}).render(MESSAGES, NOON_MS) == expected[0]
+    assert ChatTemplate(source, {"bos_token": "<s>"}).render(CHAT, NOON_MS) == expected[0]
 
 
 def test_the_clock_is_the_time_of_submit_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +47,7 @@ def test_the_clock_is_the_time_of_submit_in_utc(monkeypatch: pytest.MonkeyPatch)
     for zone in ("UTC", "Asia/Tokyo", "America/Lima"):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        assert template.render(MESSAGES, NOON_MS) == "02 Jan 2026 23:59"
+        assert template.render(CHAT, NOON_MS) == "02 Jan 2026 23:59"
     monkeypatch.undo()
     time.tzset()
 
@@ -62,4 +64,4 @@ def test_the_clock_is_the_time_of_submit_in_utc(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_template_that_fails_is_an_invalid_job(source: str, message: str) -> None:
     with pytest.raises(InvalidJob, match=f"chat template does not take these messages: .*({message})"):
-        ChatTemplate(source, {}).render(MESSAGES, 0)
+        ChatTemplate(source, {}).render(CHAT, 0)

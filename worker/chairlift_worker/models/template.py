@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
@@ -20,9 +19,18 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chairlift_client.errors import InvalidJob
-from chairlift_client.protocol import Message
+from chairlift_worker.models.chat import Chat
 
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+)
 """What running a template can raise: its own refusals, and slips on messages it did not foresee."""
 
 
@@ -49,7 +57,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Seq[Message], submitted_ms: int) -> str:
+    def render(self, chat: Chat, submitted_ms: int) -> str:
         """The prompt's text, up to where the assistant's answer begins.
 
         InvalidJob, with the template's words, where the template does not take these messages.
@@ -57,14 +65,14 @@ class ChatTemplate:
         try:
             return self._template.render(
                 self._special_tokens,
-                messages=[{"role": message.role, "content": message.content} for message in messages],
-                tools=None,
+                messages=chat.messages,
+                tools=chat.tools,
                 documents=None,
                 add_generation_prompt=True,
                 strftime_now=_clock(submitted_ms),
             )
         except _FAILURES as error:
-            raise InvalidJob(f"the model's chat template does not take these messages: {error}") from error
+            raise InvalidJob(f"the chat template does not take these messages: {error}") from error
 
 
 def _clock(submitted_ms: int) -> Callable[[str], str]:

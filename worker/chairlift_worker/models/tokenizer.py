@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from chairlift_client.errors import InvalidJob, ModelError
 from chairlift_client.protocol import JobBody, Message
+from chairlift_worker.models.chat import Chat, make_chat
 from chairlift_worker.models.control_tokens import ControlTokens, Piece, choose_marker
 from chairlift_worker.models.template import ChatTemplate
+from chairlift_worker.models.template_apart import render_apart
 
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -38,7 +40,8 @@ class ChatTokenizer:
             token.content: (token_id, token) for token_id, token in added.items() if token.special
         }
         self._control_tokens = ControlTokens(self._controls)
-        self._template = _template(tokenizer)
+        self._special_tokens = _special_tokens(tokenizer)
+        self._template = _template(tokenizer, self._special_tokens)
 
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int) -> ChatTokenizer:
@@ -64,7 +67,9 @@ class ChatTokenizer:
     def prompt_ids(self, body: JobBody, submitted_ms: int) -> tuple[int, ...]:
         """The prompt of a job, given as messages, text or ids; InvalidJob for one that cannot run."""
         if body.messages is not None:
-            return self.render(body.messages, submitted_ms)
+            return self.render(
+                body.messages, submitted_ms, tools=body.tools, chat_template=body.chat_template
+            )
         if body.prompt is not None:
             return self.encode_prompt(body.prompt)
         return self.check_ids(body.token_ids or ())
@@ -75,20 +80,39 @@ class ChatTokenizer:
             raise InvalidJob("prompt is empty (0 characters)")
         return self.check_ids(_ids(self._text_tokenizer, text, with_special_tokens=True))
 
-    def render(self, messages: Seq[Message], submitted_ms: int) -> tuple[int, ...]:
-        """Chat messages through the template, whose clock shows `submitted_ms` (ms since the epoch, UTC)."""
-        if self._template is None:
+    def render(
+        self,
+        messages: Seq[Message],
+        submitted_ms: int,
+        *,
+        tools: Seq[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+    ) -> tuple[int, ...]:
+        """Chat messages through the template, whose clock shows `submitted_ms` (ms since the epoch, UTC).
+
+        `chat_template` is a user's own, in place of the model's; it is rendered apart, which takes a moment.
+        """
+        if self._template is None and chat_template is None:
             raise InvalidJob(
-                "messages need a chat template and this model has none: send prompt or token_ids"
+                "messages need a chat template and this model has none: "
+                "send prompt, token_ids or a chat_template"
             )
         if not messages:
             raise InvalidJob("messages is empty (0 messages)")
-        marker = choose_marker(message.content for message in messages)
-        disarmed = [self._disarm(index, message, marker) for index, message in enumerate(messages)]
-        rendered = self._template.render(disarmed, submitted_ms)
-        if disarmed == list(messages):
+        _check_roles(messages)
+        chat = make_chat(messages, tools)
+        marker = choose_marker(chat.strings())
+        disarmed = chat.map_strings(lambda text: self._control_tokens.disarm(text, marker))
+        rendered = self._render(disarmed, submitted_ms, chat_template)
+        if disarmed == chat:
             return self.check_ids(_ids(self._tokenizer, rendered))
         return self.check_ids(self._encode_pieces(list(self._control_tokens.cut(rendered, marker))))
+
+    def _render(self, chat: Chat, submitted_ms: int, chat_template: str | None) -> str:
+        if chat_template is not None:
+            return render_apart(chat_template, self._special_tokens, chat, submitted_ms)
+        assert self._template is not None
+        return self._template.render(chat, submitted_ms)
 
     def check_ids(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """The ids as they are; InvalidJob if there are none or the model does not know one."""
@@ -105,22 +129,12 @@ class ChatTokenizer:
 
     def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
         """The runs of tokens that spell each word at the beginning of a text, and after a space."""
-        spelled = (
-            tuple(self._text_tokenizer.encode(text, add_special_tokens=False).ids)
-            for word in words
-            for text in (word, f" {word}")
-        )
+        spelled = (tuple(_ids(self._text_tokenizer, text)) for word in words for text in (word, f" {word}"))
         return tuple(dict.fromkeys(ids for ids in spelled if ids))
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids; a character that is cut in half becomes U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def _disarm(self, index: int, message: Message, marker: str) -> Message:
-        if not _ROLE.fullmatch(message.role):
-            raise InvalidJob(f"messages[{index}].role is {message.role[:64]!r}: letters, digits, _ . - only")
-        content = self._control_tokens.disarm(message.content, marker)
-        return Message(role=message.role, content=content)
 
     def _encode_pieces(self, pieces: list[Piece]) -> Iterable[int]:
         for index, piece in enumerate(pieces):
@@ -139,6 +153,12 @@ class ChatTokenizer:
         return text
 
 
+def _check_roles(messages: Seq[Message]) -> None:
+    for index, message in enumerate(messages):
+        if not _ROLE.fullmatch(message.role):
+            raise InvalidJob(f"messages[{index}].role is {message.role[:64]!r}: letters, digits, _ . - only")
+
+
 def _ids(tokenizer: Tokenizer, text: str, *, with_special_tokens: bool = False) -> list[int]:
     """The ids of a text, as a batch of one: `encode` holds the interpreter lock from beginning to end, and a
     prompt of a megabyte would keep engine and leases waiting for seconds; a batch lets it go."""
@@ -154,13 +174,19 @@ def _without_limits(backend: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _template(tokenizer: PreTrainedTokenizerFast) -> ChatTemplate | None:
+def _special_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """By the names that templates know them by."""
+    tokens = tokenizer.special_tokens_map.items()
+    return {name: str(token) for name, token in tokens if isinstance(token, str | AddedToken)}
+
+
+def _template(tokenizer: PreTrainedTokenizerFast, special_tokens: dict[str, str]) -> ChatTemplate | None:
     source: Any = tokenizer.chat_template
     if isinstance(source, dict):
         source = source.get("default")
     if source is None:
         return None
     try:
-        return ChatTemplate(source, tokenizer.special_tokens_map)
+        return ChatTemplate(source, special_tokens)
     except jinja2.TemplateError as error:
         raise ModelError(f"the model's chat template is not valid: {error}") from error
