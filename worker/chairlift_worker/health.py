@@ -1,7 +1,7 @@
 """Whether a worker on this host is alive, for container health checks: `python -m chairlift_worker.health`.
 
-Alive means: its heartbeat in Redis has not run out. Reads CHAIRLIFT_REDIS_URL and CHAIRLIFT_NAMESPACE
-(or the configuration file), as the worker does; loads no torch.
+Alive means: its heartbeat in Redis has not run out. Reads the environment and the configuration file as the
+worker does, but sees none of its flags; loads no torch.
 """
 
 from __future__ import annotations
@@ -11,26 +11,17 @@ import os
 import socket
 import sys
 
-from msgspec import Struct
-
 from chairlift_client.client import Client
 from chairlift_client.errors import ChairliftError
-from chairlift_client.keys import DEFAULT_NAMESPACE
 from chairlift_client.settings import find_file, load_settings
+from chairlift_worker.config import WorkerConfig
 
 PATIENCE_S = 3.0
 
 
-class HealthSettings(Struct, frozen=True, kw_only=True):
-    """Where the worker's heartbeat lies."""
-
-    redis_url: str = "redis://localhost:6379"
-    namespace: str = DEFAULT_NAMESPACE
-
-
-async def live_workers(settings: HealthSettings, host: str) -> list[str]:
+async def live_workers(config: WorkerConfig, host: str) -> list[str]:
     """The ids of the workers with a live heartbeat from `host`."""
-    async with Client(settings.redis_url, namespace=settings.namespace, retry_s=PATIENCE_S) as client:
+    async with Client(config.redis_url, namespace=config.namespace, retry_s=PATIENCE_S) as client:
         return [worker.worker_id for worker in await client.workers() if worker.fields.get("host") == host]
 
 
@@ -39,8 +30,9 @@ def main() -> int:
     host = socket.gethostname()
     try:
         path = find_file(None, os.environ)
-        settings = load_settings(HealthSettings, {}, os.environ, path, shared=True)
-        workers = asyncio.run(live_workers(settings, host))
+        flags = {"model": "any"}  # which one it serves may stand among the worker's flags alone
+        config = load_settings(WorkerConfig, flags, os.environ, path, section="worker")
+        workers = asyncio.run(live_workers(config, host))
     except ChairliftError as error:
         print(error)
         return 1
