@@ -136,7 +136,9 @@ async def test_what_a_child_said_last_is_in_the_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('out'); sys.exit('no such model')"]
     async with child(command, folder=tmp_path, log=tmp_path / "log") as process:
         code = await asyncio.wait_for(process.wait(), 10)
-    assert str(ChildError("worker", code, tmp_path / "log")) == "the worker ended with 1:\nout\nno such model"
+    assert (
+        str(ChildError(f"it ended with {code}", tmp_path / "log")) == "it ended with 1:\nout\nno such model"
+    )
 
 
 def test_children_do_not_inherit_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -17,18 +17,23 @@ _TAIL_LINES = 5
 
 @asynccontextmanager
 async def child(
-    command: Sequence[str], *, folder: Path, log: Path, read_output: bool = False
+    command: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    settings: Mapping[str, str] | None = None,
+    read_output: bool = False,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs `command` in `folder`, its output into `log`; with `read_output`, standard output can be read.
 
     On leaving it is asked to end (SIGTERM) and killed if it does not. Settings of this shell
-    (CHAIRLIFT_*) and signals of this terminal do not reach it.
+    (CHAIRLIFT_*) and signals of this terminal do not reach it; `settings` are put into its environment.
     """
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
-            env=clean_environment(),
+            env={**clean_environment(), **(settings or {})},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE if read_output else errors,
             stderr=errors,
@@ -57,8 +62,8 @@ def clean_environment() -> dict[str, str]:
 
 
 class ChildError(ChairliftError):
-    """A process of the demo ended early; the message holds the end of its log."""
+    """What went wrong with a process of the demo; the message holds the end of its log."""
 
-    def __init__(self, what: str, code: int | None, log: Path) -> None:
+    def __init__(self, what: str, log: Path) -> None:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-        super().__init__(f"the {what} ended with {code}:\n{tail}")
+        super().__init__(f"{what}:\n{tail}")

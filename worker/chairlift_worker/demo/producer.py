@@ -1,11 +1,12 @@
 """The demo's producer, a process of its own: submits each prompt at its time, prints which job it became.
 
-One JSON line per job on standard output: {"name": …, "job_id": …}.
+One JSON line per job on standard output: {"name": …, "job_id": …}. The server stands in CHAIRLIFT_REDIS_URL.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 
@@ -47,10 +48,10 @@ def sampling(prompt: DemoPrompt) -> SamplingParams:
     )
 
 
-def main(url: str, namespace: str, model: str) -> int:
+def main(namespace: str, model: str) -> int:
     """Submit the demo's prompts; what goes wrong is one line on standard error."""
     try:
-        asyncio.run(produce(url, namespace, model))
+        asyncio.run(produce(os.environ["CHAIRLIFT_REDIS_URL"], namespace, model))
     except ChairliftError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -35,19 +36,22 @@ class Demo:
 
     def __init__(self, url: str, model: Path | str, lift: Lift) -> None:
         self._url = url
+        # Through the environment: arguments of processes can be read by everybody on the machine.
+        self._settings = {"CHAIRLIFT_REDIS_URL": url}
         self._model = model
         self._lift = lift
         self._namespace = f"demo-{secrets.token_hex(4)}"
         self._prompts = {prompt.name: prompt for prompt in load_prompts()}
 
     async def run(self, display: Display) -> None:
-        """Serve all prompts and return; ChildError when the worker or the producer dies."""
+        """Serve all prompts and return; ChildError when a process dies or the worker does not come up."""
         with tempfile.TemporaryDirectory(prefix="chairlift-demo-") as name:
             folder = Path(name)
+            log, command = folder / "worker.log", self._worker_command(folder)
             async with (
                 emptied(self._url, self._namespace),
                 Client(self._url, namespace=self._namespace) as client,
-                child(self._worker_command(folder), folder=folder, log=folder / "worker.log") as worker,
+                child(command, folder=folder, log=log, settings=self._settings) as worker,
             ):
                 await self._until_ready(client, worker, folder)
                 with display:
@@ -57,7 +61,6 @@ class Demo:
         options = {
             "model": str(self._model),
             "name": MODEL_NAME,
-            "redis-url": self._url,
             "namespace": self._namespace,
             "max-num-seqs": str(SEATS),
             "kv-tokens": str(KV_TOKENS),
@@ -68,15 +71,18 @@ class Demo:
         return [sys.executable, "-m", "chairlift_client", "worker", *flags]
 
     def _producer_command(self) -> list[str]:
-        arguments = [self._url, self._namespace, MODEL_NAME]
-        return [sys.executable, "-m", "chairlift_worker.demo.producer", *arguments]
+        return [sys.executable, "-m", "chairlift_worker.demo.producer", self._namespace, MODEL_NAME]
 
     async def _until_ready(self, client: Client, worker: asyncio.subprocess.Process, folder: Path) -> None:
-        async with asyncio.timeout(READY_LIMIT_S):
-            while MODEL_NAME not in await client.models():
-                if worker.returncode is not None:
-                    raise ChildError("worker", worker.returncode, folder / "worker.log")
-                await asyncio.sleep(_POLL_S)
+        deadline = time.monotonic() + READY_LIMIT_S
+        while MODEL_NAME not in await client.models():
+            if worker.returncode is not None:
+                raise ChildError(f"the worker ended with {worker.returncode}", folder / "worker.log")
+            if time.monotonic() > deadline:
+                raise ChildError(
+                    f"the worker was not ready within {READY_LIMIT_S:g} s", folder / "worker.log"
+                )
+            await asyncio.sleep(_POLL_S)
 
     async def _watch(
         self, client: Client, display: Display, worker: asyncio.subprocess.Process, folder: Path
@@ -87,7 +93,7 @@ class Demo:
         try:
             done, _ = await asyncio.wait((jobs, guard, steps), return_when=asyncio.FIRST_COMPLETED)
             if guard in done and jobs not in done:
-                raise ChildError("worker", worker.returncode, folder / "worker.log")
+                raise ChildError(f"the worker ended with {worker.returncode}", folder / "worker.log")
             for task in done:
                 await task
         finally:
@@ -98,7 +104,8 @@ class Demo:
 
     async def _follow_jobs(self, client: Client, display: Display, folder: Path) -> None:
         log = folder / "producer.log"
-        async with child(self._producer_command(), folder=folder, log=log, read_output=True) as producer:
+        command, settings = self._producer_command(), self._settings
+        async with child(command, folder=folder, log=log, settings=settings, read_output=True) as producer:
             assert producer.stdout is not None
             try:
                 async with asyncio.TaskGroup() as subscribers:
@@ -107,7 +114,7 @@ class Demo:
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None
             if await producer.wait() != 0:
-                raise ChildError("producer", producer.returncode, log)
+                raise ChildError(f"the producer ended with {producer.returncode}", log)
 
     def _submitted(self, line: bytes, display: Display) -> Ride:
         submitted = msgspec.json.decode(line, type=Submitted)
