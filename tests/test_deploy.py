@@ -11,7 +11,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +119,11 @@ def test_links_in_the_documentation_lead_somewhere() -> None:
 
 
 def check_flags(command: Sequence[str]) -> None:
-    """A command of ours, its name first, exists and knows every flag that is given."""
-    shown = run(tool("chairlift"), command[0], "--help")
+    """A command of ours exists and knows every flag that is given."""
+    names = list(takewhile(lambda word: not word.startswith("-"), command))
+    shown = run(tool("chairlift"), *names, "--help")
     assert shown.returncode == 0, (command, shown.stderr)
-    flags = {word for word in command[1:] if word.startswith("--")}
+    flags = {word for word in command if word.startswith("--")}
     assert flags <= {"--help", *re.findall(r"--[a-z-]+", shown.stdout)}, command
 
 
@@ -168,10 +169,22 @@ def _normal(requirement: str) -> str:
 
 
 def health(redis_url: str, namespace: str) -> tuple[int, str]:
-    environment = {"CHAIRLIFT_REDIS_URL": redis_url, "CHAIRLIFT_NAMESPACE": namespace}
+    return health_with(CHAIRLIFT_REDIS_URL=redis_url, CHAIRLIFT_NAMESPACE=namespace)
+
+
+def health_with(**environment: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "chairlift_worker.health"]
     checked = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return checked.returncode, checked.stdout.strip()
+
+
+def test_health_reads_the_workers_table_of_the_configuration_file(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'model = "m"\n[worker]\nredis_url = "{redis_url}"\nlease_s = 3.0\n')
+    assert health_with(CHAIRLIFT_CONFIG=str(path)) == (1, f"no live worker on {socket.gethostname()}")
+    path.write_text("[worker]\nlease = 3.0\n")
+    code, said = health_with(CHAIRLIFT_CONFIG=str(path))
+    assert (code, "did you mean `lease_s`?" in said) == (1, True)
 
 
 def test_health_says_no_without_a_worker(redis_url: str, namespace: str) -> None:
