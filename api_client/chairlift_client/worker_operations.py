@@ -33,6 +33,15 @@ class ClaimedJob(NamedTuple):
     log: tuple[bytes, ...]
 
 
+class UnreadableJob(NamedTuple):
+    """A job that is now this worker's, in whose fields stands what the protocol does not permit."""
+
+    job_id: str
+    epoch: int
+    seq: int
+    reason: str
+
+
 class ClaimReply(NamedTuple):
     """`next_due_ms`: until the next delayed or expiring job, -1 for none. `cancels`: (job id, epoch).
 
@@ -45,6 +54,7 @@ class ClaimReply(NamedTuple):
     cancels: tuple[tuple[str, int], ...]
     jobs: tuple[ClaimedJob, ...]
     clearing: bool = False
+    unreadable: tuple[UnreadableJob, ...] = ()
 
 
 def claim(
@@ -64,14 +74,16 @@ def claim(
 
 
 def _claim_reply(reply: list[Any]) -> ClaimReply:
-    now_ms, next_due_ms, last_wake, cancels, jobs, clearing = reply
+    now_ms, next_due_ms, last_wake, cancels, rows, clearing = reply
+    jobs = tuple(map(_claimed_job, rows))
     return ClaimReply(
         now_ms,
         next_due_ms,
         last_wake.decode(),
         tuple(map(_id_epoch, cancels)),
-        tuple(map(_claimed_job, jobs)),
+        tuple(job for job in jobs if isinstance(job, ClaimedJob)),
         bool(clearing),
+        tuple(job for job in jobs if isinstance(job, UnreadableJob)),
     )
 
 
@@ -80,7 +92,15 @@ def _id_epoch(line: bytes) -> tuple[str, int]:
     return job_id, int(epoch)
 
 
-def _claimed_job(fields: list[Any]) -> ClaimedJob:
+def _claimed_job(row: list[Any]) -> ClaimedJob | UnreadableJob:
+    try:
+        return _read_row(row)
+    except ValueError as error:
+        job_id, epoch, seq = (*row, 0)[:3]  # the server cuts a row off at the first number that is none
+        return UnreadableJob(job_id.decode(), epoch, seq, f"a field of the job cannot be read: {error}")
+
+
+def _read_row(fields: list[Any]) -> ClaimedJob:
     (
         job_id,
         epoch,

@@ -16,8 +16,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import msgspec
+
 from chairlift_client.errors import InvalidJob
-from chairlift_client.worker_operations import ClaimReply, RetryPolicy, fail, hand_back
+from chairlift_client.protocol import Failed, encode
+from chairlift_client.worker_operations import (
+    ClaimReply,
+    RetryPolicy,
+    UnreadableJob,
+    fail,
+    finish,
+    hand_back,
+)
 from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
 from chairlift_worker.engine_thread import Add, Cancel, EngineThread
 from chairlift_worker.models.tokenizer import ChatTokenizer
@@ -83,9 +93,16 @@ class JobFlow:
             former = self._board.find(job.job_id)
             if former is not None and former.job.epoch != job.epoch:
                 self.lost(former)
-            attempt = Attempt(prefix, job)
+            try:
+                attempt = Attempt(prefix, job)
+            except msgspec.MsgspecError as error:
+                reason = f"the job's log cannot be read: {error}"
+                self._cannot_read(prefix, UnreadableJob(job.job_id, job.epoch, job.seq, reason))
+                continue
             if self._board.get(attempt.key) is None:
                 self._take_aboard(attempt)
+        for unreadable in reply.unreadable:
+            self._cannot_read(prefix, unreadable)
 
     def answered(self, parcel: Parcel, answers: Sequence[str]) -> None:
         """A refused event or ending means that the attempt is no longer ours."""
@@ -164,6 +181,25 @@ class JobFlow:
         self.on_outgoing()
 
     # The steps between.
+
+    def _cannot_read(self, prefix: str, job: UnreadableJob) -> None:
+        """Somebody put into Redis what the protocol does not permit; it must cost nobody but that job."""
+        log.warning("job %s failed: %s", job.job_id, job.reason)
+        seq = job.seq + 1
+        event = encode(Failed(seq, job.epoch, self._clock.now_ms(), "invalid", job.reason))
+        call = finish(
+            prefix,
+            self._worker_id,
+            job.job_id,
+            job.epoch,
+            seq=seq,
+            state="failed",
+            event=event,
+            result=b"",
+            tokens=0,
+        )
+        self._outbox.end(prefix, Parcel("finish", (f"{job.job_id} {job.epoch}",), call))
+        self.on_outgoing()
 
     def _take_aboard(self, attempt: Attempt) -> None:
         """Admit it, unless another partition's claim of the same turn brought what must not ride with it."""
