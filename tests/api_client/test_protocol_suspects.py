@@ -212,7 +212,7 @@ class TestAlone:
 
 class TestHandedBack:
     def test_a_drain_spends_nothing(self, driver: Driver) -> None:
-        """Q54: a shutdown counts no try."""
+        """A shutdown counts no try."""
         driver.submit(job_number(1))
         for turn in range(10):
             (job,) = driver.take(f"w{turn}")
@@ -252,7 +252,7 @@ class TestHandedBack:
 
 
 def test_failures_are_counted_apart_from_losses(driver: Driver) -> None:
-    """Q48: what counts is kept with the job, not with the process that failed."""
+    """What counts is kept with the job, not with the process that failed."""
     driver.submit(job_number(1))
     answers = []
     for turn in range(3):

@@ -43,7 +43,7 @@ def num_errors(driver: Driver) -> int:
 
 class TestNothingGrows:
     def test_streams_do_not_grow(self, driver: Driver) -> None:
-        """Q44: XACK alone deletes nothing."""
+        """XACK alone deletes nothing."""
         driver.submit(job_number(9_999), tenant="stays", delay_ms=1_000_000)
         sizes = []
         for turn in range(6):
@@ -121,7 +121,6 @@ class TestNothingGrows:
 
 class TestDeletedByHand:
     def test_a_running_job_outlives_its_stream(self, driver: Driver) -> None:
-        """Q45."""
         driver.submit(JOB)
         (job,) = driver.take("w")
         driver.delete_stream("q:normal:t")
@@ -207,7 +206,7 @@ class TestDeletedByHand:
 
     @pytest.mark.parametrize("stream", ["q:normal:t", "q:suspect", "q:alone"])
     def test_a_destroyed_group_begins_again_and_runs_nothing_twice(self, driver: Driver, stream: str) -> None:
-        """Q47: at 0, so that nothing is skipped; what runs already stays where it is."""
+        """At 0, so that nothing is skipped; what runs already stays where it is."""
         for index in range(3):
             driver.submit(job_number(index))
         for turn in range({"q:suspect": 1, "q:alone": 2}.get(stream, 0)):

@@ -153,7 +153,7 @@ def test_a_gap_in_the_events_is_refused(driver: Driver) -> None:
 
 
 def test_a_renewed_lease_is_never_reaped_however_long_the_job_runs(driver: Driver) -> None:
-    """Q43: a job that is alive is not delivered again after a fixed time."""
+    """A job that is alive is not delivered again after a fixed time."""
     claimed_by_zombie(driver)
     for _ in range(20):
         driver.lapse("zombie")
