@@ -18,6 +18,7 @@ from chairlift_client.extras import commands, extra_of, needs_extra
 SUMMARIES: Mapping[str, str] = {
     "worker": "Serve a model: board jobs, stream tokens back.",
     "demo": "See it run: a worker and a dozen chats, live.",
+    "bench": "Measure what the service costs and how fast it is.",
 }
 # Everything after the command's name is the command's own affair, its --help too.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -215,7 +215,18 @@ def test_no_server_is_one_line_without_the_password(run: Run, monkeypatch: pytes
 def test_help_names_every_command(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
-    for command in ("submit", "stream", "status", "cancel", "jobs", "forget", "dead", "worker", "demo"):
+    for command in (
+        "submit",
+        "stream",
+        "status",
+        "cancel",
+        "jobs",
+        "forget",
+        "dead",
+        "worker",
+        "demo",
+        "bench",
+    ):
         assert command in done.out
     assert "CHAIRLIFT_REDIS_URL" in done.out
     assert "..." not in done.out.replace("[ARGS]...", "")

@@ -9,13 +9,22 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-bench = typer.Typer(help="Measure what the service costs and how fast it is.", no_args_is_help=True)
+bench = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+@bench.callback()
+def measures() -> None:
+    """Measure what the service costs and how fast it is."""
 
 
 @bench.command()
 def lift(
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")],
-    redis_url: Annotated[str, typer.Option(help="A server to measure with.")] = "redis://localhost:6379",
+    redis_url: Annotated[
+        str, typer.Option(envvar="CHAIRLIFT_REDIS_URL", help="A server to measure with.")
+    ] = "redis://localhost:6379",
 ) -> None:
     """Idle CPU, submit to boarding, boarding under load, and the client's import time."""
     from chairlift_worker.bench.lift import measure, time_imports

@@ -1,4 +1,4 @@
-"""How the lift itself behaves: boarding, idling, and the number of conversations with Redis.
+"""How the lift itself behaves: boarding and idling, and what the client's import costs.
 
 Measured on a worker process of its own with a given model, through the real client and server.
 """
@@ -19,9 +19,11 @@ import msgspec
 import psutil
 
 from chairlift_client import Client, SamplingParams, keys
+from chairlift_worker.demo.processes import clean_environment
 from chairlift_worker.step_log import StepRecord
 
 BOARDING_MARGIN_MS = 5
+READY_LIMIT_S = 300.0
 
 
 class Figures(NamedTuple):
@@ -50,13 +52,14 @@ class BenchWorker:
 
     async def __aenter__(self) -> BenchWorker:
         command = (
-            "worker", "--model", self._model, "--name", "bench", "--redis-url", self.url,
-            "--namespace", self.namespace, "--partitions", f"{self.partitions}",
-            "--max-num-seqs", f"{self._max_num_seqs}", "--step-log", f"{self.step_log}",
-            "--log-level", "warning",
+            "worker", "--model", self._model, "--name", "bench", "--namespace", self.namespace,
+            "--partitions", f"{self.partitions}", "--max-num-seqs", f"{self._max_num_seqs}",
+            "--step-log", f"{self.step_log}", "--log-level", "warning",
         )  # fmt: skip
+        # The URL may hold a password, and arguments can be read by everybody on the machine.
+        environment = {**clean_environment(), "CHAIRLIFT_REDIS_URL": self.url}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "chairlift_client", *command
+            sys.executable, "-m", "chairlift_client", *command, env=environment
         )
         return self
 
@@ -79,7 +82,9 @@ class BenchWorker:
 async def measure(url: str, model: str) -> Figures:
     """All figures, one after the other."""
     async with BenchWorker(url, model) as worker, worker.client() as client:
-        await client.generate(model="bench", prompt="a", allow_unknown_model=True, sampling=_short(1))
+        await client.generate(
+            READY_LIMIT_S, model="bench", prompt="a", allow_unknown_model=True, sampling=_short(1)
+        )
         idle = await _idle_cpu_percent(worker, seconds=10)
         waits = sorted([await _boarding_ms(client) for _ in range(200)])
         first, probes = await _boarding_under_load(worker, client)
