@@ -58,6 +58,18 @@ def test_other_shapes_run_through_transformers(tmp_path: Path) -> None:
     assert model.architecture == "GPT2LMHeadModel"
 
 
+def test_exact_is_for_the_decoder(tmp_path: Path) -> None:
+    exact, plain = (load_model(str(TINY_MODEL), kv_tokens=64, exact=exact) for exact in (True, False))
+    chunk = Chunk((3, 4, 5), 0, (1,), 3)
+    torch.testing.assert_close(
+        exact.runner.forward([chunk]), plain.runner.forward([chunk]), atol=1e-4, rtol=0
+    )
+    assert exact.fingerprint != plain.fingerprint
+    save_random_model(FAMILIES["gpt2"](), tmp_path)
+    with pytest.raises(ConfigError, match="exact needs the decoder: GPT2LMHeadModel"):
+        load_model(str(tmp_path), kv_tokens=64, exact=True)
+
+
 def test_a_pool_that_nobody_sized() -> None:
     assert load_model(str(TINY_MODEL), num_sequences=3).info.pool_tokens == 3 * 1024
     assert load_model(str(TINY_MODEL), num_sequences=1, max_context_tokens=100).info.pool_tokens == 1024

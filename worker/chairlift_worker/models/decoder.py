@@ -12,13 +12,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, linear
+from torch.nn.functional import embedding
 
-from chairlift_kernels import Attention, prepare_attention, rms_norm, rope, silu_mul, write_kv
+from chairlift_kernels import Attention, rms_norm, rope, write_kv
 from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
 from chairlift_worker.models.architectures import read_config
 from chairlift_worker.models.checkpoint import Weights, eos_token_ids
+from chairlift_worker.models.decoder_ops import FAST, Ops, check_exact_place, exact_ops
 from chairlift_worker.models.decoder_rope import Rope, read_ropes
 from chairlift_worker.models.decoder_shape import DecoderShape, decoder_shape
 from chairlift_worker.models.decoder_weights import DecoderWeights, Layer, load_weights
@@ -43,7 +44,12 @@ class DecoderRunner:
     """The lean decoder with its KV cache; a `Runner`."""
 
     def __init__(
-        self, shape: DecoderShape, weights: DecoderWeights, ropes: Mapping[str, Rope], spec: RunnerSpec
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        ropes: Mapping[str, Rope],
+        spec: RunnerSpec,
+        ops: Ops,
     ) -> None:
         table = weights.embedding
         self._shape = shape
@@ -53,19 +59,30 @@ class DecoderRunner:
             name: rope._replace(frequencies=rope.frequencies.to(table.device)) for name, rope in ropes.items()
         }
         self._spec = spec
+        self._ops = ops
         cache = (len(shape.layers), spec.num_blocks, spec.block_size, shape.num_kv_heads, shape.head_dim)
         self._keys = torch.zeros(cache, dtype=table.dtype, device=table.device)
         self._values = torch.zeros_like(self._keys)
 
     @classmethod
     def load(
-        cls, folder: Path, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        folder: Path,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        exact: bool = False,
     ) -> DecoderRunner:
         """Read config and weights from `folder` and allocate the cache.
 
         ModelError, naming the architecture, for a model that this decoder does not know, and for weights
-        that do not fit the config.
+        that do not fit the config. With `exact` a row's logits do not depend, to the last bit, on what else
+        is computed beside it; ConfigError where that cannot be had: elsewhere than on a CPU in float32.
         """
+        if exact:
+            check_exact_place(dtype, device)
         config = read_config(folder)
         shape = decoder_shape(config)
         with Weights(folder) as stored:
@@ -77,7 +94,9 @@ class DecoderRunner:
             block_size=block_size,
             eos_token_ids=eos_token_ids(folder),
         )
-        return cls(shape, weights, read_ropes(config, shape.rotated_dim), spec)
+        return cls(
+            shape, weights, read_ropes(config, shape.rotated_dim), spec, exact_ops(weights) if exact else FAST
+        )
 
     @property
     def spec(self) -> RunnerSpec:
@@ -98,18 +117,18 @@ class DecoderRunner:
             fed_forward = self._feed_forward(layer, self._norm(hidden, layer.mlp_norm))
             hidden = hidden + self._norm(fed_forward, layer.mlp_post_norm)
         rows = self._norm(hidden[batch.logit_rows], self._weights.norm)
-        return _capped(linear(rows, self._weights.head).float(), self._shape.logit_cap)
+        return _capped(self._ops.linear(rows, self._weights.head, None).float(), self._shape.logit_cap)
 
     def _step(self, batch: Batch) -> Step:
         return Step(
             slots=batch.slots,
             rotations={name: _rotation(batch.positions, rope) for name, rope in self._ropes.items()},
-            attention=prepare_attention(batch.query_starts, batch.context_lens, batch.block_tables),
+            attention=self._ops.prepare_attention(batch.query_starts, batch.context_lens, batch.block_tables),
         )
 
     def _attend(self, index: int, layer: Layer, hidden: Tensor, step: Step) -> Tensor:
         shape, kind = self._shape, self._shape.layers[index]
-        heads = linear(hidden, layer.qkv, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
+        heads = self._ops.linear(hidden, layer.qkv, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
         query, key, value = torch.tensor_split(heads, shape.head_bounds, dim=1)
         query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         if kind.rope is not None:
@@ -119,12 +138,12 @@ class DecoderRunner:
         attended = step.attention(
             query, keys, values, scale=shape.score_scale, window=kind.window, soft_cap=shape.score_cap
         )
-        return linear(attended.flatten(1), layer.output, layer.output_bias)
+        return self._ops.linear(attended.flatten(1), layer.output, layer.output_bias)
 
     def _feed_forward(self, layer: Layer, hidden: Tensor) -> Tensor:
-        gate_up = linear(hidden, layer.gate_up, layer.gate_up_bias)
-        middle = silu_mul(gate_up) if self._shape.activation == "silu" else _gelu_mul(gate_up)
-        return linear(middle, layer.down, layer.down_bias)
+        gate_up = self._ops.linear(hidden, layer.gate_up, layer.gate_up_bias)
+        multiply = self._ops.silu_mul if self._shape.activation == "silu" else self._ops.gelu_mul
+        return self._ops.linear(multiply(gate_up), layer.down, layer.down_bias)
 
     def _norm(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
         """Normed in the weight's dtype; unchanged where the model has no such norm."""
@@ -136,12 +155,6 @@ class DecoderRunner:
 def _rotation(positions: Tensor, rope: Rope) -> Rotation:
     angles = positions[:, None].float() * rope.frequencies
     return Rotation(angles.cos() * rope.factor, angles.sin() * rope.factor)
-
-
-def _gelu_mul(gate_up: Tensor) -> Tensor:
-    """GeGLU's middle (arXiv 2002.05202) with the tanh form of GELU; shapes as in `silu_mul`."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    return (gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
 def _capped(logits: Tensor, cap: float | None) -> Tensor:

@@ -21,14 +21,15 @@ _SMALL_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt"})
 """Of the files beside the weights that say how model and tokenizer work."""
 
 
-def fingerprint(folder: Path, *, dtype: torch.dtype, context_tokens: int) -> str:
-    """32 hex digits over weights, config, tokenizer, template, dtype and limits.
+def fingerprint(folder: Path, *, dtype: torch.dtype, context_tokens: int, exact: bool = False) -> str:
+    """32 hex digits over weights, config, tokenizer, template, dtype, limits and exactness.
 
     Small files count whole; a weights file by its name, size, header and 64 samples of 64 KiB spread
     evenly over it, so that hundreds of GB need no minutes, while other training shows everywhere.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in (_VERSION.encode(), str(dtype).encode(), str(context_tokens).encode(), *_contents(folder)):
+    settings = [_VERSION, str(dtype), str(context_tokens), *(["exact"] if exact else [])]
+    for part in (*map(str.encode, settings), *_contents(folder)):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

@@ -68,6 +68,7 @@ def load_model(
     max_context_tokens: int = 0,
     dtype: str = "auto",
     device: str = "auto",
+    exact: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load what `source` names (see `source.resolve`) with a KV pool of `kv_tokens` slots.
@@ -75,7 +76,8 @@ def load_model(
     `kv_tokens` 0 makes room for `num_sequences` of 1024 tokens, and at least for one whole context.
     `max_context_tokens` 0 means as many as the model was made for; more than that is a ConfigError.
     `dtype` "auto" is float32 on a CPU, else what the weights were stored in; `device` "auto" is a GPU if
-    there is one. `cache` is where GGUF files are converted to.
+    there is one. `cache` is where GGUF files are converted to. `exact` makes logits independent of the batch
+    to the last bit (see `DecoderRunner.load`); ConfigError where that cannot be had.
 
     The families that the lean decoder knows run on it, all others on transformers. ModelError for whatever
     cannot be had, cannot run, or does not fit the memory.
@@ -89,15 +91,23 @@ def load_model(
     num_blocks = -(-(kv_tokens or max(num_sequences * _USUAL_TOKENS, limit)) // block_size)
     check_fits(folder, config, kv_tokens=num_blocks * block_size, dtype=number, device=place)
     runner = _limited(
-        _runner_class(config).load(
-            folder, num_blocks=num_blocks, block_size=block_size, dtype=number, device=place
+        _load_runner(
+            folder,
+            config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=number,
+            device=place,
+            exact=exact,
         ),
         limit,
     )
     return LoadedModel(
         runner=runner,
         tokenizer=ChatTokenizer.load(folder, vocab_size=runner.spec.vocab_size),
-        fingerprint=fingerprint(folder, dtype=number, context_tokens=longest_sequence(runner.spec)),
+        fingerprint=fingerprint(
+            folder, dtype=number, context_tokens=longest_sequence(runner.spec), exact=exact
+        ),
         architecture=architecture_name(config),
         dtype=number,
         device=place,
@@ -129,13 +139,35 @@ class _ShortContext:
         return self._runner.forward(chunks)
 
 
-def _runner_class(config: PreTrainedConfig) -> type[DecoderRunner] | type[FallbackRunner]:
+def _load_runner(
+    folder: Path,
+    config: PreTrainedConfig,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    exact: bool,
+) -> Runner:
+    reason = _why_not_decoder(config)
+    if reason is None:
+        return DecoderRunner.load(
+            folder, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device, exact=exact
+        )
+    if exact:
+        raise ConfigError(f"exact needs the decoder: {reason}")
+    log.info("through transformers: %s", reason)
+    return FallbackRunner.load(
+        folder, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device
+    )
+
+
+def _why_not_decoder(config: PreTrainedConfig) -> str | None:
     try:
         decoder_shape(config)
     except ModelError as reason:
-        log.info("through transformers: %s", reason)
-        return FallbackRunner
-    return DecoderRunner
+        return str(reason)
+    return None
 
 
 def _device(name: str) -> torch.device:
