@@ -39,9 +39,9 @@ class JobId(NamedTuple):
 
 def parse_job_id(text: str) -> JobId:
     """The parts of a job id; InvalidJob if it is none."""
-    match = _JOB_ID.fullmatch(text)
+    match = _JOB_ID.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise InvalidJob(f"not a job id: {text[:150]!r} (expected <model>.<partition>.<22 base62>)")
+        raise InvalidJob(f"not a job id: {text!r:.150} (expected <model>.<partition>.<22 base62>)")
     return JobId(match[1], int(match[2]), match[3])
 
 
@@ -81,9 +81,9 @@ def check_tenant(name: str) -> str:
 
 
 def _check(pattern: re.Pattern[str], what: str, name: str) -> str:
-    if pattern.fullmatch(name) is None:
+    if not isinstance(name, str) or pattern.fullmatch(name) is None:
         raise InvalidJob(
-            f"{what} name {name[:120]!r} ({len(name)} characters) does not match {pattern.pattern}"
+            f"{what} name {name!r:.120} ({len(str(name))} characters) does not match {pattern.pattern}"
         )
     return name
 

@@ -6,6 +6,7 @@ Every method below is made from the method of `Client` with the same name and ha
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -148,6 +149,9 @@ class SyncClient:
                 target=self._loop.run_forever, name="chairlift client", daemon=True
             )
             self._thread.start()
+            # At exit threads like this one stand still, and whoever then waits for it waits for ever: so does
+            # an iterator that nobody has closed.
+            atexit.register(self.close)
             try:
                 self._wait(self._client.open())
             except BaseException:
@@ -156,6 +160,7 @@ class SyncClient:
 
     def close(self) -> None:
         """Closes all connections and ends the thread. `with` does it."""
+        atexit.unregister(self.close)
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             self._wait(self._end())

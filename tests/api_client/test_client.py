@@ -159,8 +159,9 @@ async def test_an_absent_job_is_an_error_everywhere(client: Client) -> None:
     with pytest.raises(JobExpired):
         await anext(client.stream(absent))
     assert await client.forget(absent) is True
-    with pytest.raises(InvalidJob, match="not a job id"):
-        client.stream("m.0.short")
+    for no_id in ("m.0.short", f"{absent}\n", "", None, 5, absent.encode(), client.job(absent)):
+        with pytest.raises(InvalidJob, match="not a job id"):
+            client.stream(no_id)  # type: ignore[arg-type]
 
 
 async def test_forget_erases_and_a_reader_learns_of_it(client: Client, worker: PlayedWorker) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +108,20 @@ def test_it_leaves_no_thread_behind(redis_url: str) -> None:
     with pytest.raises(ServerUnavailable), SyncClient(f"redis://127.0.0.1:{free_port()}", retry_s=0.1):
         pass
     assert threading.active_count() == before
+
+
+def test_a_script_that_closes_nothing_ends(redis_url: str, namespace: str) -> None:
+    script = (
+        "from chairlift_client import SyncClient\n"
+        f"client = SyncClient({redis_url!r}, namespace={namespace!r})\n"
+        "client.open()\n"
+        "events = client.submit(model='m', prompt='x', allow_unknown_model=True).stream()\n"
+        "next(events)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout + done.stderr == ""
 
 
 def test_every_method_is_there_with_the_same_signature() -> None:
