@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 MAX_MEMORY_BYTES = 2 << 30
 _NICENESS = 10
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
+"""All that the process sees of the environment, which holds passwords and tokens."""
 
 
 class ApartError(Exception):
@@ -22,9 +24,12 @@ class ApartError(Exception):
 
 def run_apart(module: str, data: bytes, timeout_s: float) -> bytes:
     """What `python -m module` writes when it is given `data`. Raises ApartError."""
-    command = [sys.executable, "-m", module]
+    command = [sys.executable, "-P", "-m", module]  # -P: nothing is imported from the current folder
+    environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, input=data, capture_output=True, timeout=timeout_s, env=environment, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ApartError(f"it is not done after {timeout_s:g} s") from error
     if done.returncode != 0:
