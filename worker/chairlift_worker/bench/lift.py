@@ -18,7 +18,8 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from chairlift_client import Client, SamplingParams, keys
+from chairlift_client import Client, Job, SamplingParams, keys
+from chairlift_client.protocol import TERMINAL_STATES
 from chairlift_worker.demo.processes import clean_environment
 from chairlift_worker.step_log import StepRecord
 
@@ -83,7 +84,7 @@ async def measure(url: str, model: str) -> Figures:
     """All figures, one after the other."""
     async with BenchWorker(url, model) as worker, worker.client() as client:
         await client.generate(
-            READY_LIMIT_S, model="bench", prompt="a", allow_unknown_model=True, sampling=_short(1)
+            READY_LIMIT_S, model="bench", prompt="a", allow_unknown_model=True, sampling=_greedy(1)
         )
         idle = await _idle_cpu_percent(worker, seconds=10)
         waits = sorted([await _boarding_ms(client) for _ in range(200)])
@@ -110,25 +111,39 @@ async def _idle_cpu_percent(worker: BenchWorker, seconds: float) -> float:
 async def _boarding_ms(client: Client) -> float:
     """Submit to an idle worker; both times are the server's."""
     await asyncio.sleep(random.uniform(0.005, 0.03))
-    result = await client.generate(model="bench", prompt="Once upon", sampling=_short(1))
+    result = await client.generate(model="bench", prompt="Once upon", sampling=_greedy(1))
     return result.timings.boarded_ms - result.timings.submitted_ms
 
 
 async def _boarding_under_load(worker: BenchWorker, client: Client, num_probes: int = 60) -> tuple[int, int]:
     """Probes beside eight long jobs: did each ride in the first step that began late enough?"""
-    load = [
-        await client.submit(model="bench", prompt=f"Once upon {index}", sampling=_short(4000))
-        for index in range(8)
-    ]
+    load = await _submit_load(client)
     probes = []
     for _ in range(num_probes):
+        load = await _keep_up(client, load)
         await asyncio.sleep(random.uniform(0.02, 0.12))
-        result = await client.generate(model="bench", prompt="One day", sampling=_short(2))
+        result = await client.generate(model="bench", prompt="One day", sampling=_greedy(2))
         probes.append((result.job_id, result.timings.submitted_ms))
     steps = worker.steps()
     for job in load:
         await job.cancel()
     return sum(_rode_at_once(steps, job_id, submitted_ms) for job_id, submitted_ms in probes), num_probes
+
+
+async def _submit_load(client: Client) -> list[Job]:
+    """Jobs that go on until the context is full."""
+    return [
+        await client.submit(model="bench", prompt=f"Once upon {index}", sampling=_greedy(None))
+        for index in range(8)
+    ]
+
+
+async def _keep_up(client: Client, load: list[Job]) -> list[Job]:
+    """The load itself while it runs, else a new one; a load that failed is an error."""
+    if (await load[0].status()).state not in TERMINAL_STATES:
+        return load
+    await load[0].result()
+    return await _submit_load(client)
 
 
 def _rode_at_once(steps: list[StepRecord], job_id: str, submitted_ms: int) -> bool:
@@ -137,7 +152,7 @@ def _rode_at_once(steps: list[StepRecord], job_id: str, submitted_ms: int) -> bo
     return first.step <= due.step
 
 
-def _short(max_tokens: int) -> SamplingParams:
+def _greedy(max_tokens: int | None) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
 
 
