@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
+from chairlift_worker.engine.sequence import Sequence
 
 
 @dataclass
@@ -33,6 +34,13 @@ class Told:
             assert delta.full_text is not None
             assert delta.full_text.endswith(self.text)
             assert num_logged > 0 or delta.full_text == self.text
+
+
+def expect_short_outputs(engine: Engine) -> Engine:
+    """Let it have seen so many short outputs that it takes everybody on board, and has to preempt."""
+    for _ in range(600):
+        engine._scheduler.learn_length(Sequence("short", 0, [7] * 2, 3, num_prompt=1))
+    return engine
 
 
 def run(

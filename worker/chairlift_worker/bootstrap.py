@@ -62,6 +62,8 @@ def make_engine(config: WorkerConfig, model: LoadedModel) -> Engine:
         max_step_tokens=max(config.max_step_tokens, config.max_num_seqs),
         max_chunk_tokens=config.max_step_tokens,
         prefix_cache=config.prefix_cache,
+        max_prefill_tokens=config.max_prefill_tokens,
+        target_itl_s=config.target_itl_ms / 1000,
     )
     return Engine(model.runner, model.tokenizer, limits, fingerprint=model.fingerprint)
 

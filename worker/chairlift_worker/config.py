@@ -64,6 +64,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int,
         Meta(description="Token budget of a step: longer prompts are computed in chunks."),
     ] = 512
+    max_prefill_tokens: Annotated[
+        int,
+        Meta(description="Most prompt tokens of a step beside running jobs; 0 is max_step_tokens."),
+    ] = 256
+    target_itl_ms: Annotated[
+        float,
+        Meta(description="Choose prompt tokens so that a step takes no longer; 0: max_prefill_tokens rules."),
+    ] = 0.0
     prefix_cache: Annotated[
         bool,
         Meta(description="Keep KV for jobs of the same tenant that begin alike."),
@@ -129,6 +137,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("context_tokens", 0, 1 << 30),
     ("max_num_seqs", 1, 4096),
     ("max_step_tokens", 1, 1 << 20),
+    ("max_prefill_tokens", 0, 1 << 20),
+    ("target_itl_ms", 0, 3_600_000),
     ("lookahead", 0, 4096),
     ("lease_s", 0.2, 3600),
     ("grace_s", 0, 86_400),

@@ -111,6 +111,8 @@ class Heartbeat:
             "max_num_seqs": self._config.max_num_seqs,
             "num_blocks": self._spec.num_blocks,
             "used_blocks": self._num_used_blocks(),
+            "cached_blocks": step.num_cached_blocks if step else 0,
+            "cache_hits": round(step.hit_rate, 4) if step else 0.0,
             "steps": step.step if step else 0,
             "tokens": self.num_tokens,
         }

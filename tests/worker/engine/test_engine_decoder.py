@@ -11,7 +11,7 @@ from chairlift_client.protocol import SamplingParams
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineConfig, EngineRequest, StepReport
 from chairlift_worker.models.decoder import DecoderRunner
-from engine_runs import run
+from engine_runs import expect_short_outputs, run
 from tiny_model import TINY_MODEL, load_prompts
 from tokenizer_kinds import byte_level
 
@@ -51,7 +51,7 @@ def test_a_crowd_changes_no_text(requests: list[EngineRequest]) -> None:
     random.Random(1).shuffle(shuffled)
     shuffled = [request._replace(order=order) for order, request in enumerate(shuffled)]
     reports: list[StepReport] = []
-    crowded = Engine(load(20), byte_level(), EngineConfig(8, 23, 11))
+    crowded = expect_short_outputs(Engine(load(20), byte_level(), EngineConfig(8, 23, 11)))
     told = run(crowded, shuffled, on_step=reports.append)
     assert {job_id: answer.end for job_id, answer in told.items()} == alone
     assert reports[-1].stats.num_preemptions > 0

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from chairlift_client.errors import ConfigError
 from chairlift_worker.engine.blocks import BlockPool
+from chairlift_worker.engine.prefix import CacheIdentity, PrefixHashes
 from chairlift_worker.engine.request import EngineConfig
 from chairlift_worker.engine.scheduler import Schedule, Scheduler
 from chairlift_worker.engine.sequence import Sequence
@@ -18,8 +19,17 @@ def sequence(name: str, num_prompt: int, num_output: int, order: int) -> Sequenc
     return Sequence(name, order, [TOKEN] * num_prompt, num_prompt + num_output)
 
 
+def expect_short_outputs(scheduler: Scheduler) -> None:
+    """Let it have seen so many short outputs that it takes everybody on board, and has to preempt."""
+    for _ in range(600):
+        scheduler.learn_length(Sequence("short", 0, [TOKEN] * 2, 3, num_prompt=1))
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Jobs come, go and are cancelled at any time, with tiny pools and budgets; steps may fail."""
+    """Jobs come, fork, go and are cancelled at any time, with tiny pools and budgets; steps may fail.
+
+    Prompts are of one token again and again, so that most begin alike.
+    """
 
     @initialize(
         num_blocks=st.integers(1, 10),
@@ -28,6 +38,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens=st.integers(0, 8),
         max_chunk_tokens=st.integers(1, 9),
         max_preemptions=st.integers(0, 3),
+        max_prefill_tokens=st.integers(0, 5),
+        expects_short=st.booleans(),
     )
     def build(
         self,
@@ -37,54 +49,84 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens: int,
         max_chunk_tokens: int,
         max_preemptions: int,
+        max_prefill_tokens: int,
+        expects_short: bool,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size)
         self.config = EngineConfig(
-            max_num_seqs, max_num_seqs + spare_tokens, max_chunk_tokens, max_preemptions
+            max_num_seqs,
+            max_num_seqs + spare_tokens,
+            max_chunk_tokens,
+            max_preemptions,
+            max_prefill_tokens=max_prefill_tokens,
         )
         self.scheduler = Scheduler(self.pool, self.config)
+        if expects_short:
+            expect_short_outputs(self.scheduler)
         self.alive: list[Sequence] = []
         self.num_jobs = 0
 
-    @rule(data=st.data())
-    def add(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), due_ms=st.integers(0, 5), cached=st.booleans())
+    def add(self, data: st.DataObject, due_ms: int, cached: bool) -> None:
         most = self.pool.num_blocks * self.pool.block_size + 1
         num_total = data.draw(st.integers(2, most))
         num_prompt = data.draw(st.integers(1, num_total - 1))
-        self.num_jobs += 1
-        added = sequence(f"job-{self.num_jobs}", num_prompt, num_total - num_prompt, self.num_jobs)
+        added = self.make(num_prompt, num_total, due_ms, cached)
         self.scheduler.add(added)
         self.alive.append(added)
 
+    def make(self, num_prompt: int, num_total: int, due_ms: int, cached: bool) -> Sequence:
+        self.num_jobs += 1
+        made = sequence(f"job-{self.num_jobs}", num_prompt, num_total - num_prompt, self.num_jobs)
+        made.due_ms = due_ms
+        made.prefix = PrefixHashes(CacheIdentity(), self.pool.block_size) if cached else None
+        return made
+
+    @precondition(lambda self: any(living.num_output for living in self.alive))
+    @rule(data=st.data(), cached=st.booleans())
+    def fork(self, data: st.DataObject, cached: bool) -> None:
+        source = data.draw(st.sampled_from([living for living in self.alive if living.num_output]))
+        fork = self.make(source.num_prompt, source.max_total_tokens, source.due_ms, cached)
+        self.scheduler.fork(source, fork)
+        self.alive.append(fork)
+
     @precondition(lambda self: self.alive)
-    @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), forget=st.booleans())
+    def cancel(self, data: st.DataObject, forget: bool) -> None:
         victim = data.draw(st.sampled_from(self.alive))
-        self.scheduler.remove(victim)
+        self.scheduler.remove(victim, forget=forget)
         self.alive.remove(victim)
         assert not self.pool.table(victim.job_id)
 
     @rule()
     def step_that_fails(self) -> None:
-        self.check_schedule(self.scheduler.schedule())
+        self.schedule()
 
     @rule()
     def step(self) -> None:
-        schedule = self.scheduler.schedule()
-        self.check_schedule(schedule)
+        schedule = self.schedule()
         self.scheduler.commit(schedule)
         for rider, chunk in zip(schedule.sequences, schedule.chunks, strict=True):
             assert chunk.num_logits == (rider.num_pending == 0)
             if chunk.num_logits:
                 rider.token_ids.append(TOKEN)
                 if len(rider.token_ids) == rider.max_total_tokens:
+                    self.scheduler.learn_length(rider)
                     self.scheduler.remove(rider)
                     self.alive.remove(rider)
+
+    def schedule(self) -> Schedule:
+        decodes = [rider for rider in self.scheduler.running if rider.num_pending == 1]
+        schedule = self.scheduler.schedule()
+        self.check_schedule(schedule)
+        if self.config.max_prefill_tokens and decodes:
+            assert schedule.num_prefill_tokens <= self.config.max_prefill_tokens
+        return schedule
 
     def check_schedule(self, schedule: Schedule) -> None:
         assert bool(schedule.chunks) == bool(self.alive)
         if self.alive:
-            assert schedule.sequences[0] is self.alive[0], "the oldest always advances"
+            assert schedule.sequences[0] is self.scheduler.running[0], "the first always advances"
         num_tokens = 0
         for rider, chunk in zip(schedule.sequences, schedule.chunks, strict=True):
             assert 1 <= len(chunk.token_ids) <= self.config.max_chunk_tokens
@@ -105,8 +147,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "alive"):
             return
-        # Each step brings the oldest at least one token nearer to its end.
-        for _ in range(sum(living.max_total_tokens for living in self.alive)):
+        # Each step brings somebody a token nearer to its end; few of them are lost again.
+        num_tokens = sum(living.max_total_tokens for living in self.alive)
+        for _ in range(num_tokens * (self.config.max_preemptions + 1)):
             if not self.alive:
                 break
             self.step()
@@ -175,8 +218,9 @@ def test_blocks_that_a_running_prompt_still_needs_are_not_given_to_newcomers() -
 
 
 def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
-    pool = BlockPool(4, 2)
+    pool = BlockPool(5, 2)
     scheduler = Scheduler(pool, EngineConfig(3, 16, 16))
+    expect_short_outputs(scheduler)
     old, middle, young = (sequence(name, 2, 6, order) for order, name in enumerate("abc"))
     for added in (old, middle, young):
         scheduler.add(added)
@@ -195,6 +239,7 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first() -> None:
 def test_ten_jobs_on_a_pool_for_two_all_finish_with_bounded_preemptions() -> None:
     config = EngineConfig(max_num_seqs=10, max_step_tokens=64, max_chunk_tokens=32, max_preemptions=2)
     scheduler = Scheduler(BlockPool(38, 16), config)
+    expect_short_outputs(scheduler)
     jobs = [sequence(f"job-{order}", 30, 270, order) for order in range(10)]
     for job in jobs:
         scheduler.add(job)

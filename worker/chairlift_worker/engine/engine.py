@@ -180,6 +180,7 @@ class Engine:
         self._deltas.append(job.delta(choice, num_new=1, text=text, logprobs=logprobs))
         self._board_held_back(job, choice)
         if not choice.is_live:
+            self._scheduler.learn_length(choice.sequence)
             self._leave(choice.sequence)
             self._end_if_complete(job)
 
@@ -243,6 +244,7 @@ class Engine:
         sample_s: float,
     ) -> StepReport:
         self._num_steps += 1
+        self._scheduler.learn_time(schedule, schedule_s + forward_s + sample_s)
         stats = StepStats(
             step=self._num_steps,
             job_ids=job_ids,

@@ -11,6 +11,7 @@ from chairlift_client.protocol import TokenLogprobs
 from chairlift_worker.engine.admission import max_output_tokens
 from chairlift_worker.engine.bans import StandingBans
 from chairlift_worker.engine.detokenizer import TokenDecoder
+from chairlift_worker.engine.due import due_ms
 from chairlift_worker.engine.grammar import GrammarError
 from chairlift_worker.engine.output import JobOutput
 from chairlift_worker.engine.penalties import TokenCounts, has_penalties
@@ -177,6 +178,7 @@ def _make_choice(
         order=request.order * MAX_CHOICES + index,
         due_ms=due_ms(request.job_class, request.submitted_ms, request.deadline_ms),
         token_ids=list(request.prompt_token_ids),
+        num_prompt=len(request.prompt_token_ids),
         max_total_tokens=len(request.prompt_token_ids) + max(max_tokens, 1),
         prefix=prefix,
     )

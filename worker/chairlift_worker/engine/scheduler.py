@@ -2,20 +2,21 @@
 
 One rule, no phases: every running sequence catches up from its computed to its known tokens, within
 the step's token budget and the free blocks. A prompt, a chunk of a long prompt, a resumed job, a
-preempted one and a decode differ only in how far they have to go.
+preempted one and a decode differ only in how far they have to go. The earlier due goes first (see `due`).
 
 The promises, and why they hold:
 
-- Running jobs keep their pace: sequences with one token to go are served before longer ones.
-- The oldest running sequence advances in every step. Budget: it is first among its kind, and at most
+- Running jobs keep their pace: sequences with one token to go are served before longer ones, and beside
+  them a step has at most `max_prefill_tokens` others (see `pace`).
+- The first running sequence advances in every step. Budget: it is first among its kind, and at most
   max_num_seqs - 1 others take one token each before it, which is less than max_step_tokens. Blocks:
-  it may take those of everybody younger, and alone it fits the pool (checked on arrival).
-- A sequence that finds no block takes the youngest one's; if it is itself the youngest, it keeps its
-  blocks and waits. So only older ones ever take blocks away, and no two can take from each other.
-- Preemptions of one job are bounded: after `max_preemptions` it boards again only when its whole
-  possible length fits beside the whole possible lengths of all that run. All of those are older
-  (boarding is strictly by age, preemption strictly by youth), so none of them can ever need its blocks.
-  This needs orders that grow with time; an older job that arrives late may cost one preemption more.
+  it may take those of everybody behind it but the protected, and its whole length fits beside theirs.
+- Preemptions of a job are bounded by `max_preemptions`: after so many it is protected, and nobody takes
+  its blocks. A protected sequence boards only if its whole possible length fits beside those of all that
+  run, and beside it only such board as fit with their whole length beside all protected ones. So a
+  protected one, and the first of the others, can always grow, by taking from the last of the others.
+- Blocks are only taken from the last unprotected sequence, by one before it or by a protected one, so no
+  two can take from each other.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ from typing import NamedTuple
 
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.engine.blocks import BlockPool
+from chairlift_worker.engine.pace import Pace, StepLoad
+from chairlift_worker.engine.plan import Plan
 from chairlift_worker.engine.request import EngineConfig
-from chairlift_worker.engine.reuse import Reuse, find_reuse, num_blocks_taken
+from chairlift_worker.engine.reuse import Reuse
+from chairlift_worker.engine.seats import Seats
 from chairlift_worker.engine.sequence import Sequence
 
 
@@ -38,6 +42,14 @@ class Schedule(NamedTuple):
     num_prefill_tokens: int
     num_decode_tokens: int
     """Tokens of sequences that had just one to go."""
+    num_context_tokens: int
+    """Tokens that the sequences attend to, together."""
+
+    @property
+    def load(self) -> StepLoad:
+        """What the time of the step depends on."""
+        num_tokens = self.num_prefill_tokens + self.num_decode_tokens
+        return StepLoad(len(self.sequences), num_tokens, self.num_context_tokens)
 
 
 class Scheduler:
@@ -47,8 +59,10 @@ class Scheduler:
         config.check()
         self._pool = pool
         self._config = config
-        self._waiting: list[Sequence] = []  # both lists: oldest first
-        self._running: list[Sequence] = []
+        self._waiting: list[Sequence] = []  # by rank: the first goes first
+        self._seats = Seats(pool, config)
+        most = config.max_step_tokens
+        self._pace = Pace(config.max_prefill_tokens or most, most, config.target_itl_s)
         self.num_preemptions = 0
         self.num_boarded_tokens = 0
         """Tokens that sequences knew when they first boarded …"""
@@ -63,17 +77,17 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Sequences that hold blocks."""
-        return len(self._running)
+        return len(self._seats.running)
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """The running sequences, oldest first."""
-        return tuple(self._running)
+        """The running sequences, by rank."""
+        return tuple(self._seats.running)
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait for a seat. The caller has checked that `max_slots` fits the pool."""
         assert self._pool.blocks_for(sequence.max_slots) <= self._pool.num_blocks, sequence.job_id
-        insort(self._waiting, sequence, key=_age)
+        insort(self._waiting, sequence, key=_rank)
 
     def fork(self, source: Sequence, sequence: Sequence) -> None:
         """`add` one that begins alike: it boards with what the source has computed by then.
@@ -88,19 +102,32 @@ class Scheduler:
 
     def remove(self, sequence: Sequence, *, forget: bool = False) -> None:
         """Take it out, whether it waits or runs, and free its blocks; `forget` what they hold if bad."""
-        (self._running if sequence in self._running else self._waiting).remove(sequence)
+        if sequence not in self._seats.running:
+            self._waiting.remove(sequence)
+            return
         if forget:
             self._pool.forget(sequence.job_id)
-        self._pool.release(sequence.job_id)
+        self._seats.leave(sequence)
+
+    def learn_length(self, sequence: Sequence) -> None:
+        """It has come to its own end: from such the lengths of others are predicted."""
+        self._seats.lengths.add(sequence.num_output)
+
+    def learn_time(self, schedule: Schedule, seconds: float) -> None:
+        """The step took so long."""
+        self._pace.observe(schedule.load, seconds)
 
     def schedule(self) -> Schedule:
         """Choose the step's chunks and allocate their blocks; empty iff there is no sequence."""
-        plan = _Plan(self._config.max_step_tokens)
-        # Stable: those with one token to go first, each kind by age.
-        for sequence in sorted(self._running, key=lambda sequence: sequence.num_pending > 1):
+        decodes = [sequence for sequence in self._seats.running if sequence.num_pending == 1]
+        others = [sequence for sequence in self._seats.running if sequence.num_pending > 1]
+        num_context = sum(len(sequence.token_ids) for sequence in decodes)
+        load = StepLoad(len(decodes), len(decodes), num_context)
+        plan = Plan(self._config.max_step_tokens, self._pace.prefill_budget(load))
+        for sequence in (*decodes, *others):
             if sequence not in plan.preempted:
                 self._place(sequence, plan)
-        while plan.budget > 0 and (reuse := self._reuse_if_boarding()) is not None:
+        while plan.has_room and self._waiting and (reuse := self._seats.offer(self._waiting[0])) is not None:
             sequence = self._waiting.pop(0)
             self._board(sequence, reuse)
             self._place(sequence, plan)
@@ -117,79 +144,42 @@ class Scheduler:
     def check(self) -> None:
         """Prove the books: the pool's own, and that exactly the running sequences hold blocks."""
         self._pool.check()
-        assert self._running == sorted(self._running, key=_age)
-        assert self._waiting == sorted(self._waiting, key=_age)
-        assert len(self._running) <= self._config.max_num_seqs
+        self._seats.check()
+        assert self._waiting == sorted(self._waiting, key=_rank)
         for sequence in self._waiting:
             assert sequence.num_computed == 0, sequence
             assert not self._pool.table(sequence.job_id), sequence
-        for sequence in self._running:
-            assert sequence.num_pending >= 1, sequence
-            assert sequence.num_computed <= self._pool.num_slots(sequence.job_id), sequence
-        held = {block for sequence in self._running for block in self._pool.table(sequence.job_id)}
-        held |= {block for s in self._running if (block := self._pool.borrowed(s.job_id)) is not None}
-        assert self._pool.num_owned == len(held), (self._pool.num_owned, len(held))
 
-    def _place(self, sequence: Sequence, plan: _Plan) -> None:
+    def _place(self, sequence: Sequence, plan: Plan) -> None:
         """Give the sequence as many tokens as budget and blocks allow, perhaps none."""
-        if plan.budget == 0:
+        num_tokens = min(sequence.num_pending, plan.room(sequence), self._config.max_chunk_tokens)
+        if num_tokens == 0:
             return
         while not self._pool.can_grow(sequence.job_id, sequence.num_computed + 1):
-            if self._running[-1] is sequence:
+            victim = self._seats.victim_of(sequence)
+            if victim is None:
                 return
-            self._preempt(self._running[-1], plan)
+            self._preempt(victim, plan)
         num_more = self._pool.num_available * self._pool.block_size
         num_reachable = self._pool.num_slots(sequence.job_id) + num_more
-        num_tokens = min(
-            sequence.num_pending,
-            plan.budget,
-            self._config.max_chunk_tokens,
-            num_reachable - sequence.num_computed,
-        )
+        num_tokens = min(num_tokens, num_reachable - sequence.num_computed)
         self._pool.grow(sequence.job_id, sequence.num_computed + num_tokens)
         plan.give(sequence, num_tokens)
 
-    def _preempt(self, sequence: Sequence, plan: _Plan) -> None:
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         plan.preempt(sequence)
-        self._running.remove(sequence)
-        self._pool.release(sequence.job_id)
+        self._seats.leave(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self._waiting, sequence, key=_age)
-
-    def _reuse_if_boarding(self) -> Reuse | None:
-        """What the oldest waiting sequence boards with; None if it may not take a seat.
-
-        All its known tokens must fit beside all known tokens of those that run, though it may compute
-        them in many steps: boarding on the first chunk's blocks alone would end in preemption.
-        """
-        if not self._waiting or len(self._running) >= self._config.max_num_seqs:
-            return None
-        sequence, pool = self._waiting[0], self._pool
-        num_promised = sum(pool.num_missing(other.job_id, len(other.token_ids)) for other in self._running)
-        num_left = pool.num_available - num_promised
-        reuse = find_reuse(pool, sequence)
-        if num_blocks_taken(pool, sequence, reuse) > num_left:
-            reuse = reuse.without_copy(pool.block_size)  # the block to copy from may be one too many
-        if num_blocks_taken(pool, sequence, reuse) > num_left:
-            return None
-        if sequence.num_preemptions < self._config.max_preemptions:
-            return reuse
-        whole = sum(pool.blocks_for(other.max_slots) for other in self._running)
-        return reuse if whole + pool.blocks_for(sequence.max_slots) <= pool.num_blocks else None
+        insort(self._waiting, sequence, key=_rank)
 
     def _board(self, sequence: Sequence, reuse: Reuse) -> None:
-        self._pool.adopt(sequence.job_id, reuse.blocks)
-        if reuse.copy_from is not None:
-            self._pool.borrow(sequence.job_id, reuse.copy_from)
-        sequence.num_computed = reuse.num_tokens
-        sequence.source = None
+        self._seats.take(sequence, reuse)
         if sequence.num_cached is None:
             sequence.num_cached = reuse.num_tokens
             self.num_boarded_tokens += len(sequence.token_ids)
             self.num_cached_tokens += reuse.num_tokens
-        insort(self._running, sequence, key=_age)
 
     def _name_blocks(self, sequence: Sequence, first: int) -> None:
         """Let others find the blocks from index `first` on that are whole now."""
@@ -200,8 +190,8 @@ class Scheduler:
         for index in range(first, num_whole):
             self._pool.name(sequence.job_id, index, hashes[index])
 
-    def _finish(self, plan: _Plan) -> Schedule:
-        sequences = tuple(sequence for sequence in self._running if sequence in plan.num_tokens)
+    def _finish(self, plan: Plan) -> Schedule:
+        sequences = tuple(sequence for sequence in self._seats.running if sequence in plan.num_tokens)
         chunks = tuple(self._chunk(sequence, plan.num_tokens[sequence]) for sequence in sequences)
         num_decode_tokens = sum(1 for sequence in sequences if sequence.num_pending == 1)
         return Schedule(
@@ -209,6 +199,7 @@ class Scheduler:
             chunks=chunks,
             num_prefill_tokens=sum(plan.num_tokens.values()) - num_decode_tokens,
             num_decode_tokens=num_decode_tokens,
+            num_context_tokens=sum(chunk.start + len(chunk.token_ids) for chunk in chunks),
         )
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
@@ -222,22 +213,5 @@ class Scheduler:
         )
 
 
-class _Plan:
-    """Tokens given out so far in the step being scheduled."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.num_tokens: dict[Sequence, int] = {}
-        self.preempted: set[Sequence] = set()
-
-    def give(self, sequence: Sequence, num_tokens: int) -> None:
-        self.num_tokens[sequence] = num_tokens
-        self.budget -= num_tokens
-
-    def preempt(self, sequence: Sequence) -> None:
-        self.preempted.add(sequence)
-        self.budget += self.num_tokens.pop(sequence, 0)
-
-
-def _age(sequence: Sequence) -> int:
-    return sequence.order
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -19,11 +19,15 @@ class Sequence:
 
     job_id: str
     order: int
-    """Boarding order: smaller is older, and the older goes first in everything."""
+    """Boarding order: smaller is older. Of those due at the same time, the older goes first."""
     token_ids: list[int]
     """Prompt and output together."""
     max_total_tokens: int
     """It ends at the latest when it has this many tokens."""
+    num_prompt: int = 0
+    """Of its tokens, those that are not output; all that it begins with where nothing is said."""
+    due_ms: int = 0
+    """The earlier due goes first in everything; see `due`."""
     prefix: PrefixHashes | None = None
     """Its chain of hashes; None keeps it out of the prefix cache."""
     source: Sequence | None = None
@@ -35,6 +39,19 @@ class Sequence:
     logits_from: int | None = None
     """Every token from this position on needs its logits, and not just the newest one: what asks for them
     must be computed, and cannot come out of a prefix cache."""
+
+    def __post_init__(self) -> None:
+        self.num_prompt = self.num_prompt or len(self.token_ids)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in the order: smaller goes first."""
+        return self.due_ms, self.order
+
+    @property
+    def num_output(self) -> int:
+        """Known tokens that are output."""
+        return len(self.token_ids) - self.num_prompt
 
     @property
     def num_pending(self) -> int:

@@ -48,6 +48,8 @@ def admit(
         logged_token_ids=first,
         deadline_ms=attempt.job.deadline_ms or None,
         order=order,
+        job_class=attempt.job.job_class,
+        submitted_ms=attempt.job.submitted_ms,
         cache=body.cache,
         cache_salt=attempt.job.tenant,
         more_logged_token_ids=tuple(more),
