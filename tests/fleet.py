@@ -69,6 +69,14 @@ class WorkerHandle:
     async def _has_ended(self) -> bool:
         return await self.poll() is not None
 
+    async def wait_for_log(self, words: str) -> None:
+        """Until its log has these words in it."""
+
+        async def has_words() -> bool:
+            return words in self.log.read_text(errors="replace")
+
+        await until(has_words)
+
     async def kill(self) -> None:
         """kill -9, and wait for it."""
         self.signal(signal.SIGKILL)
@@ -147,6 +155,7 @@ class Fleet:
             if handle.is_running and handle.pid:
                 handle.signal(signal.SIGCONT)
                 handle.signal(signal.SIGKILL)
+        self._zygote.kill()  # its own way out takes seconds, for nothing
         self._zygote.communicate()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from chairlift_client.protocol import (
     Finished,
     JobResult,
     Queued,
+    Resumed,
     Tokens,
 )
 
@@ -24,6 +25,7 @@ class Transcript:
         self.after_seq = after_seq
         self.events: list[Event] = []
         self.has_tokens = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
 
     @property
     def text(self) -> str:
@@ -41,6 +43,31 @@ class Transcript:
             self.events.append(event)
             if isinstance(event, Tokens):
                 self.has_tokens.set()
+
+    def start(self, client: Client) -> None:
+        """Listen in a task of its own."""
+        self._listening = asyncio.create_task(self.listen(client))
+
+    async def finish(self) -> None:
+        """Wait for the end of what was started."""
+        assert self._listening is not None
+        async with asyncio.timeout(30):
+            await self._listening
+
+    async def stop(self) -> None:
+        """Do not listen any more."""
+        assert self._listening is not None
+        self._listening.cancel()
+        await asyncio.wait([self._listening])
+
+    def resume_gaps_ms(self) -> list[int]:
+        """From the last event of one attempt to the first tokens of the next, by the server's clock."""
+        logged = [event for event in self.events if not isinstance(event, Queued)]
+        gaps: list[int] = []
+        for before, event, after in zip(logged, logged[1:], logged[2:], strict=False):
+            if isinstance(event, Resumed):
+                gaps.append(after.at_ms - before.at_ms)
+        return gaps
 
     def check(self, result: JobResult) -> None:
         """Every event once and in order, every token once and in order, the text that of the result."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -15,12 +14,6 @@ from chairlift_client.protocol import JobResult, Tokens
 from fleet import Fleet, WorkerHandle
 from loads import Order, draw_orders, run_all
 from transcript import Transcript
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with Fleet(tmp_path_factory.mktemp("fleet")) as running:
-        yield running
 
 
 async def test_200_jobs_8_subscribers_2_workers(fleet: Fleet, redis_url: str, namespace: str) -> None:
@@ -88,7 +81,9 @@ async def _kill_in_a_loop(
     fleet: Fleet, url: str, namespace: str, orders: list[Order], num_kills: int, rng: random.Random
 ) -> list[JobResult]:
     """Two workers and a running load; one is killed at a random moment and replaced, again and again."""
-    workers: list[WorkerHandle] = [await fleet.spawn(url, namespace, lease_s=0.5) for _ in range(2)]
+    workers: list[WorkerHandle] = [
+        await fleet.spawn(url, namespace, lease_s=0.5, max_losses=50) for _ in range(2)
+    ]
     async with Client(url, namespace=namespace) as client:
         jobs: list[str] = []
         transcripts: list[Transcript] = []
@@ -107,7 +102,7 @@ async def _kill_in_a_loop(
             await asyncio.sleep(rng.random() * 0.8)
             victim = rng.randrange(2)
             await workers[victim].kill()
-            workers[victim] = await fleet.spawn(url, namespace, lease_s=0.5)
+            workers[victim] = await fleet.spawn(url, namespace, lease_s=0.5, max_losses=50)
         await producing
         results = [await client.result(job_id, timeout=60) for job_id in jobs]
         await asyncio.gather(*listeners)
