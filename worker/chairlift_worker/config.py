@@ -100,6 +100,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str,
         Meta(description="A file that gets one JSON line per step: which jobs rode, tokens, blocks."),
     ] = ""
+    ready_file: Annotated[
+        str,
+        Meta(description="A file that is there while the worker takes jobs: for a readiness probe."),
+    ] = ""
+    alive_file: Annotated[
+        str,
+        Meta(description="A file that is touched every second while all is well: for a liveness probe."),
+    ] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         Meta(description="Least level that is logged."),

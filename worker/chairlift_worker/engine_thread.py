@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from typing import NamedTuple, Protocol, TypeAlias
 
 from chairlift_client.errors import InvalidJob
@@ -14,6 +15,15 @@ from chairlift_worker.engine.request import EngineRequest, Failure, StepReport
 from chairlift_worker.queue.clock import ServerClock
 
 log = logging.getLogger(__name__)
+
+LONGEST_STEP_S = 300.0
+"""A step that takes longer than this, compilation and all, will not end."""
+MAX_BREAKDOWNS = 3
+"""So many steps in a row that raise, with no job in common, are not the jobs' fault."""
+
+
+class EngineBroken(Exception):
+    """Steps raise whatever rides in them."""
 
 
 class Add(NamedTuple):
@@ -65,12 +75,22 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._on_board: set[str] = set()
+        self._step_began_at: float | None = None
+        self._num_breakdowns = 0
+        self._suspects: set[str] = set()
+        """Jobs, by id, that were on board in every one of the last breakdowns."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that are owned just now; between steps this is not what the last step's report said."""
         return self._engine.num_blocks - self._engine.num_free_blocks
+
+    @property
+    def is_well(self) -> bool:
+        """The thread lives, and its step is not taking for ever."""
+        began_at = self._step_began_at
+        return self._thread.is_alive() and (began_at is None or time.monotonic() - began_at < LONGEST_STEP_S)
 
     def start(self) -> None:
         """Begin."""
@@ -94,14 +114,17 @@ class EngineThread:
 
     def _work(self) -> None:
         while self._obey():
-            started_ms = self._clock.now_ms()
+            started_ms, self._step_began_at = self._clock.now_ms(), time.monotonic()
             try:
                 report = self._engine.step(started_ms)
             except Exception as error:
                 log.exception("the engine broke down in a step")
                 self._drop_everything(f"{type(error).__name__}: {error}")
                 continue
+            finally:
+                self._step_began_at = None
             if report is not None:
+                self._num_breakdowns = 0
                 self._forget_ended(report)
                 self._call(self._listener.stepped, report, started_ms)
 
@@ -125,6 +148,10 @@ class EngineThread:
             self._engine.add(request)
         except InvalidJob as error:
             self._call(self._listener.refused, Failure(request.job_id, "invalid", str(error)))
+        except Exception as error:
+            log.exception("job %s cannot be added", request.job_id)
+            self._engine.cancel(request.job_id)
+            self._call(self._listener.broke_down, (request.job_id,), f"{type(error).__name__}: {error}")
         else:
             self._on_board.add(request.job_id)
 
@@ -139,6 +166,14 @@ class EngineThread:
             self._engine.cancel(job_id)
         self._on_board.clear()
         self._call(self._listener.broke_down, job_ids, reason)
+        self._judge_breakdown({job_id.partition(" ")[0] for job_id in job_ids}, reason)
+
+    def _judge_breakdown(self, riders: set[str], reason: str) -> None:
+        """A device that is gone must not make dead letters of all the jobs that it is given."""
+        self._suspects = self._suspects & riders if self._num_breakdowns else riders
+        self._num_breakdowns += 1
+        if self._num_breakdowns >= MAX_BREAKDOWNS and not self._suspects:
+            raise EngineBroken(f"{self._num_breakdowns} steps in a row with no job in common: {reason}")
 
     def _call(self, callback: object, *arguments: object) -> None:
         self._loop.call_soon_threadsafe(callback, *arguments)  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ from chairlift_worker.engine_thread import EngineThread
 from chairlift_worker.flow import JobFlow
 from chairlift_worker.heartbeat import Heartbeat
 from chairlift_worker.models.loading import LoadedModel
+from chairlift_worker.probes import Probes
 from chairlift_worker.queue import wake
 from chairlift_worker.queue.attempts import Board
 from chairlift_worker.queue.clock import ServerClock
@@ -70,6 +71,12 @@ class Worker:
             self._board,
             lambda: self.num_used_blocks,
         )
+        self._probes = Probes(
+            config.ready_file,
+            config.alive_file,
+            is_ready=self._is_ready,
+            is_alive=lambda: self._thread.is_well,
+        )
         self._flow.thread = self._thread
         self._flow.on_outgoing = self._ring
         self._flow.on_step = self._note_step
@@ -107,6 +114,7 @@ class Worker:
         finally:
             await self._thread.stop()
             self._flow.close()
+            self._probes.remove()
             self._step_log.close()
         if self._death is not None:
             raise self._death
@@ -117,6 +125,7 @@ class Worker:
             self.stop_now()
         self._board.closed = True
         self._draining.set()
+        self._probes.update()
         log.info("worker %s drains: %d jobs on board", self.id, len(self._board))
         self._note_if_empty()
 
@@ -133,6 +142,7 @@ class Worker:
             leases.keep(),
             leases.sweep(),
             self._heartbeat.run(),
+            self._probes.run(),
         )
         await run_until(self._drained(), works)
 
@@ -169,6 +179,10 @@ class Worker:
                 exchange.ring()
 
         await wake.listen(self._shards, await exchange.first_wakes, on_wake)
+
+    def _is_ready(self) -> bool:
+        """Redis has answered, and nobody has told it to go."""
+        return not self._draining.is_set() and all(e.first_wakes.done() for e in self._exchanges)
 
     def _ring(self) -> None:
         for exchange in self._exchanges:

@@ -87,6 +87,7 @@ class LeaseKeeper:
             if self._board.get(attempt.key) is None:
                 continue  # it ended while the question was under way
             if attempt.job.job_id in reply.lost:
+                log.warning("job %s: the lease is lost", attempt.job.job_id)
                 self._on_lost(attempt)
             elif (attempt.job.job_id, attempt.job.epoch) in reply.cancelled:
                 self._on_cancelled(attempt)
