@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from chairlift_worker.bench.cells import Cell, Value
 
 bench = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -40,3 +45,35 @@ def lift(
     table.add_row("import redis.asyncio, ms", f"{redis_ms:.0f}")
     table.add_row("import chairlift_client, ms", f"{client_ms:.0f} (+{client_ms - redis_ms:.0f})")
     Console().print(table)
+
+
+@bench.command()
+def prefix(
+    trace: Annotated[
+        str, typer.Option(help="Requests with the hash ids of their blocks; a path, or below CHAIRLIFT_DATA.")
+    ] = "traces/mooncake_conversation.jsonl.gz",
+    blocks: Annotated[
+        str, typer.Option(help="Sizes of the pool, in blocks of the trace.")
+    ] = "1000,2000,5000,10000,20000,30000,40000,50000,100000",
+    results: Annotated[Path | None, typer.Option(help="A folder that keeps what is measured.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Hit rate of the prefix cache against the best possible for the size of the pool."""
+    from chairlift_worker.bench import cells, prefix, workloads
+
+    requests = workloads.read_block_trace(workloads.find(trace))
+    kept = cells.Results("prefix", results)
+    rows = []
+    for num_blocks in map(int, blocks.split(",")):
+        parameters: dict[str, Value] = {"trace": trace, "blocks": num_blocks}
+        rows.append(kept.measure(parameters, partial(prefix.compare, requests, num_blocks)))
+    _show(rows, as_json, f"prefix cache on {trace}: unlimited {prefix.unlimited_hit_rate(requests):.4f}")
+
+
+def _show(rows: Sequence[Cell], as_json: bool, title: str) -> None:
+    from chairlift_worker.bench import cells
+
+    if as_json:
+        print(cells.to_json(rows))
+    else:
+        Console().print(cells.to_table(rows, title))
