@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from chairlift_client.__main__ import main
-from chairlift_client.errors import ChairliftError, ConfigError
+from chairlift_client.errors import ChairliftError, ConfigError, ServerUnsupported
 from chairlift_client.keys import check_model
 from chairlift_client.settings import load_settings
-from chairlift_worker.bootstrap import default_threads, draw_worker_id
+from chairlift_worker.bootstrap import default_threads, draw_worker_id, run_worker
 from chairlift_worker.config import WorkerConfig, default_model_name
+from servers import Server
 
 
 def config(**fields: object) -> WorkerConfig:
@@ -86,3 +87,13 @@ def test_the_command_has_a_flag_for_every_setting(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out.split()
     for field in msgspec.structs.fields(WorkerConfig):
         assert f"--{field.name.replace('_', '-')}" in shown
+
+
+def test_a_server_that_does_not_serve_is_told_before_the_model_is_loaded() -> None:
+    with (
+        Server("valkey", "--maxmemory-policy", "allkeys-lru") as server,
+        pytest.raises(ServerUnsupported, match="allkeys-lru"),
+    ):
+        run_worker(config(model="/no/such/model", redis_url=server.url))
+    with pytest.raises(ConfigError, match="Redis URL"):
+        run_worker(config(model="/no/such/model", redis_url="http://localhost"))

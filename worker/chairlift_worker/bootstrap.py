@@ -18,7 +18,7 @@ from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineConfig
 from chairlift_worker.models.loading import LoadedModel, load_model
-from chairlift_worker.server_check import check_policy
+from chairlift_worker.server_check import check_policy, check_server
 from chairlift_worker.service import Worker
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 def run_worker(config: WorkerConfig) -> None:
     """Load the model and serve it. Raises one of our errors for what an operator can mend."""
     torch.set_num_threads(config.threads or default_threads())
+    asyncio.run(check_server(config.redis_url))  # now, and not after minutes of loading
     asyncio.run(serve(config, load(config)))
 
 

@@ -12,6 +12,12 @@ from chairlift_client.errors import ServerUnsupported
 log = logging.getLogger(__name__)
 
 
+async def check_server(url: str) -> None:
+    """Whether a worker could serve from there; what is wrong is one of our errors."""
+    async with await Shards.open(url) as shards:
+        await check_policy(shards)
+
+
 async def check_policy(shards: Shards) -> None:
     """ServerUnsupported where memory pressure would evict keys: every key of ours has an expiry, and any
     of them may be a live job."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import IO
+import logging
+from io import FileIO
 
 import msgspec
 
+from chairlift_client.errors import ConfigError
 from chairlift_worker.engine.request import StepStats
+
+log = logging.getLogger(__name__)
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -31,11 +35,15 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class StepLog:
-    """Appends to a file, or to nothing where the path is empty."""
+    """Appends to a file, or to nothing where the path is empty.
+
+    ConfigError where the file cannot be opened. A disk that is full later costs lines of the log, no job.
+    """
 
     def __init__(self, path: str) -> None:
-        self._file: IO[bytes] | None = open(path, "ab", buffering=0) if path else None  # noqa: SIM115
+        self._file = _open(path) if path else None
         self._encoder = msgspec.json.Encoder()
+        self._beginning = b""
 
     def write(self, stats: StepStats, started_ms: int) -> None:
         """Append one step."""
@@ -58,10 +66,27 @@ class StepLog:
             boarded_tokens=stats.num_boarded_tokens,
             cached_tokens=stats.num_cached_tokens,
         )
-        self._file.write(self._encoder.encode(record) + b"\n")
+        self._append(self._file, self._beginning + self._encoder.encode(record) + b"\n")
+
+    def _append(self, file: FileIO, line: bytes) -> None:
+        try:
+            written = file.write(line)
+        except OSError as error:
+            if not self._beginning:
+                log.warning("step log: %s; steps are missing there until it can be written again", error)
+            written = 0
+        # What was cut off ends here, so that the next record has a line to itself.
+        self._beginning = b"" if written == len(line) else b"\n"
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _open(path: str) -> FileIO:
+    try:
+        return FileIO(path, "ab")
+    except OSError as error:
+        raise ConfigError(f"step_log {path!r} cannot be written: {error.strerror}") from error

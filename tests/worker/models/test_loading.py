@@ -85,7 +85,12 @@ def test_a_shorter_context(tiny_copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [({"dtype": "int8"}, "int8"), ({"device": "abacus"}, "abacus")]
+    ("setting", "message"),
+    [
+        ({"dtype": "int8"}, "int8"),
+        ({"device": "abacus"}, "abacus"),
+        ({"device": "cuda:99"}, "device is 'cuda:99'"),
+    ],
 )
 def test_settings_that_do_not_exist(setting: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -174,9 +174,11 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
-    except RuntimeError as error:
+        device = torch.device(name)
+        torch.empty(1, device=device)  # it may be one that torch knows and this machine has not
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(f"device is {name!r}: {error}") from error
+    return device
 
 
 def _dtype(name: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
