@@ -93,5 +93,6 @@ def test_the_best_hit_rate_is_that_of_all_ways_tried(seed: int) -> None:
         best = prefix.best_hit_rate(requests, num_blocks)
         assert best == pytest.approx(brute_force_best(requests, num_blocks))
         assert prefix.hit_rate(requests, num_blocks) <= best
-        assert prefix.hinted_hit_rate(requests, num_blocks) <= best
+        for is_told in (False, True):
+            assert prefix.recency_hit_rate(requests, num_blocks, is_told=is_told) <= best
     assert prefix.hit_rate(requests, 50) == pytest.approx(prefix.unlimited_hit_rate(requests))

@@ -53,8 +53,8 @@ def best_hit_rate(requests: Requests, num_blocks: int) -> float:
     return num_hits / _num_asked(requests)
 
 
-def hinted_hit_rate(requests: Requests, num_blocks: int) -> float:
-    """Least recently used, told one thing of the future: what is never asked for again goes first."""
+def recency_hit_rate(requests: Requests, num_blocks: int, *, is_told: bool = False) -> float:
+    """Least recently used; where it is told what is never asked for again, that goes first."""
     wanted: OrderedDict[int, None] = OrderedDict()
     useless: OrderedDict[int, None] = OrderedDict()
     num_hits = 0
@@ -63,7 +63,7 @@ def hinted_hit_rate(requests: Requests, num_blocks: int) -> float:
         for block, next_use in zip(reversed(request), reversed(next_uses), strict=True):
             wanted.pop(block, None)
             useless.pop(block, None)
-            (useless if next_use == _NEVER else wanted)[block] = None
+            (useless if is_told and next_use == _NEVER else wanted)[block] = None
         while len(wanted) + len(useless) > num_blocks:
             (useless or wanted).popitem(last=False)
     return num_hits / _num_asked(requests)
@@ -79,9 +79,10 @@ def compare(requests: Requests, num_blocks: int) -> dict[str, float]:
     ours, best = hit_rate(requests, num_blocks), best_hit_rate(requests, num_blocks)
     return {
         "hit rate": ours,
+        "least recently used": recency_hit_rate(requests, num_blocks),
         "best possible": best,
         "part of the best": ours / best,
-        "knowing what ends": hinted_hit_rate(requests, num_blocks),
+        "told what ends": recency_hit_rate(requests, num_blocks, is_told=True),
     }
 
 

@@ -29,7 +29,7 @@ class BlockPool:
         self.block_size = block_size
         # A stack: the block given back last is the one most likely still in a CPU's caches.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._idle = IdleBlocks()
+        self._idle = IdleBlocks(num_blocks)
         self._num_references = [0] * num_blocks
         self._tables: dict[str, list[int]] = {}
         self._borrowed: dict[str, int] = {}
@@ -132,6 +132,7 @@ class BlockPool:
         if self._hashes[block] is None and content not in self._block_of:
             self._hashes[block] = content
             self._block_of[content] = block
+            self._idle.named(block, content)
 
     def forget(self, owner: str) -> None:
         """Take the names off all of the owner's blocks: what they hold must not be used again."""
@@ -175,7 +176,7 @@ class BlockPool:
 
     def _refer(self, block: int) -> None:
         if self._num_references[block] == 0:
-            self._idle.discard(block)
+            self._idle.reuse(block)
         self._num_references[block] += 1
 
     def _give_up(self, block: int) -> None:
