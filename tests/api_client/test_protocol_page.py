@@ -17,9 +17,7 @@ EXAMPLES: list[LoggedEvent] = [
 
 
 def _hex_blocks() -> list[bytes]:
-    return [
-        bytes.fromhex(line) for line in re.findall(r"^    ((?:[0-9a-f]{2} ?)+)$", PAGE.read_text(), re.M)
-    ]
+    return [bytes.fromhex(line) for line in re.findall(r"^    ((?:[0-9a-f]{2} ?)+)$", PAGE.read_text(), re.M)]
 
 
 def test_every_example_of_the_page_is_known() -> None:
