@@ -8,8 +8,9 @@ from llguidance import LLMatcher, LLParserLimits
 
 from chairlift_client.sampling import Grammar, JsonSchema, OneOf, Regex, Structured
 
-_WHITESPACE = r"[ \t\r\n]{0,32}"
-"""Between the parts of JSON: bounded, so that a model in doubt cannot write blanks for ever."""
+_WHITESPACE = r"( |\n[ \t]{0,16})?"
+"""Between the parts of JSON: a space, or a line end and an indentation. Bounded, so that a model in doubt
+cannot write blanks for ever."""
 
 
 def to_source(structured: Structured) -> str:
