@@ -17,6 +17,7 @@ from chairlift_client.protocol import (
     LoggedEvent,
     Resumed,
     Started,
+    TokenLogprobs,
     Tokens,
     Usage,
     encode,
@@ -71,7 +72,9 @@ class Log:
     def _delta(self, index: int, start: int, end: int) -> ChoiceDelta:
         ids = self._token_ids[start:end]
         reason: FinishReason | None = "stop" if end == len(self._token_ids) else None
-        return ChoiceDelta(index, start, tuple(ids), "".join(VOCABULARY[i] for i in ids), reason)
+        logprobs = tuple(TokenLogprobs(-float(i), 1) for i in ids)
+        text = "".join(VOCABULARY[i] for i in ids)
+        return ChoiceDelta(index, start, tuple(ids), text, reason, logprobs=logprobs)
 
 
 class Reader:
@@ -122,6 +125,7 @@ class Reader:
             for delta in self._deltas(index):
                 assert delta.offset == offset
                 offset += len(delta.token_ids)
+                assert [-entry.logprob for entry in delta.logprobs] == list(delta.token_ids)
             assert [d.finish_reason for d in self._deltas(index)].count("stop") <= 1
         assert isinstance(self.got[-1], Finished)
         assert sum(isinstance(event, Finished) for event in self.got) == 1
@@ -257,3 +261,33 @@ def test_a_log_out_of_order_is_noticed() -> None:
     reader = Reader(log)
     with pytest.raises(LogChanged):
         list(reader.merger.logged([LogEntry(e.seq, encode(e)) for e in log.events], 4))
+
+
+def test_candidates_that_a_failover_repeats_are_not_told_twice() -> None:
+    """A `best_of` job: until its last event there is nothing but candidates, and after it whole choices."""
+    log = Log([], 0)
+    reader = Reader(log)
+
+    def append(epoch: int, *candidates: ChoiceDelta, choices: tuple[ChoiceDelta, ...] = ()) -> None:
+        prompt = Usage(3) if len(log.events) == 1 else None
+        seq = len(log.events) + 1
+        log.events.append(Tokens(seq, epoch, epoch, choices, prompt, None, candidates))
+
+    log.begin()
+    append(1, ChoiceDelta(0, 0, (1,)), ChoiceDelta(1, 0, (2,)))
+    append(1, ChoiceDelta(0, 1, (3,)), ChoiceDelta(1, 1, (4,)))
+    reader.hears(log.events)
+    del log.events[2:]
+    log.begin()
+    append(2, ChoiceDelta(0, 1, (3,)), ChoiceDelta(1, 1, (4,)))
+    append(2, ChoiceDelta(0, 2, (5,), "x", "stop"), choices=(ChoiceDelta(0, 0, (1, 3, 5), "x", "stop"),))
+    log.events.append(Finished(len(log.events) + 1, 2, 2))
+    reader.reads()
+    tokens = [event for event in reader.got if isinstance(event, Tokens)]
+    assert [len(event.candidates) for event in tokens] == [2, 2, 2, 1]
+    assert [delta for event in tokens for delta in event.choices] == [
+        ChoiceDelta(0, 0, (1, 3, 5), "x", "stop")
+    ]
+    assert sum(event.prompt is not None for event in tokens) == 1
+    seqs = [event.seq for event in reader.got]
+    assert seqs == sorted(seqs)
