@@ -1,7 +1,7 @@
 """The whole engine against transformers' own `generate`: fifty greedy jobs that crowd each other.
 
 All are submitted at once, in random order, to one engine whose steps and pool are small enough that
-prompts are cut into chunks and jobs are preempted. Each must still write what it would write alone.
+prompts are cut into chunks, and which expects so little of its jobs that it has to preempt many. Each must still write what it would write alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from chairlift_worker.models.decoder import DecoderRunner
 from chairlift_worker.models.gguf import convert_gguf
 from chairlift_worker.models.loading import LoadedModel, load_model
 from chairlift_worker.models.tokenizer import ChatTokenizer
-from engine_runs import run
+from engine_runs import expect_short_outputs, run
 from random_models import FAMILIES, VOCAB_SIZE, save_random_model
 from ties import count_ties
 from tiny_model import TINY_MODEL, TinyMessage, TinyPrompt, load_prompts
@@ -81,7 +81,7 @@ def test_gemma3(rng: random.Random) -> None:
         folder = convert_gguf(file, Path(directory))
         tokenizer = ChatTokenizer.load(folder, vocab_size=262144)
         prompts = [tokenizer.encode_prompt(text_of(prompt)) for prompt in draw_texts(rng)]
-        check_against_generate(folder, prompts, rng)
+        assert isinstance(check_against_generate(folder, prompts, rng).runner, DecoderRunner)
 
 
 def check_against_generate(folder: Path, prompts: list[Prompt], rng: random.Random) -> LoadedModel:
@@ -134,7 +134,8 @@ def run_together(
         for place, index in enumerate(order)
     ]
     reports: list[StepReport] = []
-    told = run(Engine(model.runner, model.tokenizer, config), requests, on_step=reports.append)
+    engine = expect_short_outputs(Engine(model.runner, model.tokenizer, config))
+    told = run(engine, requests, on_step=reports.append)
     num_preemptions = reports[-1].stats.num_preemptions
     print(f"{len(reports)} steps, {num_preemptions} preemptions")
     assert num_preemptions > 0
