@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 # several that spin for each other on busy cores are slower by orders of magnitude.
 TEST_ENV := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo test test-slow check tiny constraints redis clean
+.PHONY: help setup demo test test-slow chaos check tiny constraints redis clean
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,6 +27,10 @@ test: $(READY) redis ## all quick tests, on Valkey and, where it can be had, Red
 
 test-slow: $(READY) redis ## the long tests: real models, fresh installations
 	@$(TEST_ENV) $(BIN)/pytest -m slow --timeout 1800
+
+chaos: $(READY) redis ## everything goes wrong for MINUTES (30), from a SEED if given; a table at the end
+	@$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m chaos.run --minutes $(or $(MINUTES),30) \
+	    $(if $(SEED),--seed $(SEED)) $(CHAOS)
 
 check: $(READY) ## lint, format and types
 	@$(BIN)/ruff check

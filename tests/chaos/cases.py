@@ -46,6 +46,7 @@ class Case:
         self.heard: list[LoggedEvent] = []
         self.errors: Counter[str] = Counter()
         self.is_rewound = False
+        self._num_tokens = 0
         self.is_gone = False
         self.worker = ""
         self.killed_ms = 0
@@ -82,6 +83,8 @@ class Case:
                 if isinstance(event, Queued):
                     continue
                 self._hear(event)
+                if self.is_rewound:
+                    return
                 if len(self.heard) == self.ask.cancel_after:
                     await client.cancel(self.job_id)
                 if rng.random() < self.ask.restarts:
@@ -90,7 +93,12 @@ class Case:
             await stream.aclose()
 
     def _hear(self, event: LoggedEvent) -> None:
+        if isinstance(event, Tokens) and event.choices[0].offset != self._num_tokens:
+            # The numbers of events mean something else now. Who comes back with a number alone sees it here.
+            self.is_rewound = True
+            return
         self.heard.append(event)
+        self._num_tokens += sum(len(c.token_ids) for c in getattr(event, "choices", ()))
         if isinstance(event, Started | Resumed):
             self.worker = event.worker
         elif isinstance(event, Tokens) and self.killed_ms and event.at_ms > self.killed_ms:

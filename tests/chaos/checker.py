@@ -23,6 +23,7 @@ class Verdict(NamedTuple):
     outcome: str
     faults: list[str]
     is_tie: bool = False
+    is_absent: bool = False
 
 
 class _Log(NamedTuple):
@@ -48,27 +49,36 @@ class Checker:
         job = {name.decode(): value for name, value in self._hash(f"{prefix}:job:{case.job_id}").items()}
         entries: Any = self._redis.xrange(f"{prefix}:ev:{case.job_id}")
         if not job:
-            return Verdict("lost", ["lost: the job is not there"])
+            return Verdict("lost", ["lost: the job is not there"], is_absent=True)
         state = job["state"].decode()
         if state not in TERMINAL:
             return Verdict("lost", [f"lost: the job is {state}: {job}"])
         faults: list[str] = []
         log = _read_log(entries, state, faults)
-        _compare_tokens(case.heard, log, faults)
-        if not self._is_lossy:  # else numbers that were delivered may be given again
+        heard = _heard(case.heard)
+        if not self._is_lossy:
             _compare_numbers(case.heard, log, faults)
+        if state == "finished" or not self._is_lossy:
+            _compare_tokens(heard, log, faults)
+        elif not _is_beginning(heard, self._oracle.answers[case.ask.order]):
+            faults.append(f"wrong: heard {heard.tokens}")
         for name in (f"{prefix}:job:{case.job_id}", f"{prefix}:ev:{case.job_id}"):
             if int(self._redis.pttl(name)) < 0:  # type: ignore[arg-type]
                 faults.append(f"leaked: {name} has no end")
         is_tie = self._judge_tokens(case, state, job, log, faults)
         return Verdict(_outcome(state, log), faults, is_tie)
 
+    def has_ended(self, case: Case) -> bool:
+        """Whether the job is over or gone, whatever its subscriber has heard."""
+        state: Any = self._redis.hget(f"{self._prefix(case.job_id)}:job:{case.job_id}", "state")
+        return state is None or state.decode() in TERMINAL
+
     def leaks(self) -> list[str]:
         """What should not be there when nothing runs any more."""
         found: list[str] = []
         for raw in self._redis.scan_iter(f"cl:{{{self._namespace}*", count=1000):
             name = raw.decode()
-            if int(self._redis.pttl(raw)) < 0:  # type: ignore[arg-type]
+            if int(self._redis.pttl(raw)) == -1:  # type: ignore[arg-type]
                 found.append(f"leaked: {name} has no end")
             rest = name.partition("}:")[2]
             found += self._leaks_of(name, rest)
@@ -88,17 +98,15 @@ class Checker:
         if kind in ("held", "live", "later", "active", "served"):
             return [f"leaked: {name} is not empty: {self._redis.dump(name)!r:.80}"]
         if kind == "q":
-            pending: Any = self._redis.xpending(name, "workers")
-            return [f"leaked: {name} has {self._redis.xlen(name)} entries, {pending['pending']} pending"]
+            return [f"leaked: {name} has {self._redis.xlen(name)} entries"]
         if kind == "n":
             return [
                 f"leaked: {name} counts {field.decode()} {value.decode()}"
                 for field, value in self._hash(name).items()
                 if field.decode().partition(":")[0] in GAUGES
             ]
-        if kind == "job" and self._hash(name)[b"state"].decode() not in TERMINAL:
-            return [f"lost: {name} is {self._hash(name)[b'state'].decode()}"]
-        return []
+        state: Any = self._redis.hget(name, "state") if kind == "job" else None
+        return [] if state is None or state.decode() in TERMINAL else [f"lost: {name} is {state.decode()}"]
 
     def _judge_tokens(
         self, case: Case, state: str, job: dict[str, bytes], log: _Log, faults: list[str]
@@ -161,16 +169,19 @@ def _compare_numbers(heard: list[LoggedEvent], log: _Log, faults: list[str]) -> 
         faults.append(f"{kind}: heard {len(ours)} events of {len(theirs)}; twice: {doubled}")
 
 
-def _compare_tokens(heard: list[LoggedEvent], log: _Log, faults: list[str]) -> None:
-    """And so are its tokens and its text."""
-    deltas = [delta for event in heard if isinstance(event, Tokens) for delta in event.choices]
+def _heard(events: list[LoggedEvent]) -> _Log:
+    deltas = [delta for event in events if isinstance(event, Tokens) for delta in event.choices]
     tokens = [token for delta in deltas for token in delta.token_ids]
-    text = "".join(delta.text for delta in deltas)
-    if tokens != log.tokens:
-        kind = "doubled" if len(tokens) > len(log.tokens) else "wrong"
-        faults.append(f"{kind}: heard {tokens}, the log has {log.tokens}")
-    if text != log.text:
-        faults.append(f"wrong: heard {text!r}, the log has {log.text!r}")
+    return _Log([], tokens, "".join(delta.text for delta in deltas))
+
+
+def _compare_tokens(heard: _Log, log: _Log, faults: list[str]) -> None:
+    """And so are its tokens and its text."""
+    if heard.tokens != log.tokens:
+        kind = "doubled" if len(heard.tokens) > len(log.tokens) else "wrong"
+        faults.append(f"{kind}: heard {heard.tokens}, the log has {log.tokens}")
+    if heard.text != log.text:
+        faults.append(f"wrong: heard {heard.text!r}, the log has {log.text!r}")
 
 
 def _is_beginning(log: _Log, answer: Answer) -> bool:

@@ -36,6 +36,9 @@ class Report:
         if is_lossy and (case.is_rewound or case.is_gone):
             self.outcomes["lost by the server, and said so"] += 1
             return
+        if is_lossy and case.is_over and verdict.is_absent:
+            self.outcomes["lost by the server after its end"] += 1
+            return
         self.outcomes[verdict.outcome] += 1
         self.problems += [f"{fault} [{case.job_id}, {case.ask}]" for fault in verdict.faults]
 

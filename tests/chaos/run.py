@@ -8,6 +8,7 @@ import logging
 import random
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, get_args
 
@@ -115,10 +116,22 @@ class Chaos:
 
     async def _judge(self, case: Case) -> None:
         """Soon after its end, and before its keys are gone."""
+        if self._plan.is_lossy:
+            await self._wait_for_second_end(case)
         async with self._world.server_lock:
             verdict = await asyncio.to_thread(self._checker.judge, case)
         self._cases.discard(case)
         self.report.take(case, verdict, is_lossy=self._plan.is_lossy)
+
+    async def _wait_for_second_end(self, case: Case) -> None:
+        """The server may have lost the end that was heard: the job runs again, to the same end."""
+
+        async def has_ended() -> bool:
+            async with self._world.server_lock:
+                return self._checker.has_ended(case)
+
+        with suppress(TimeoutError):
+            await until(has_ended, PATIENCE_S)
 
     async def _end(self, producing: asyncio.Task[None]) -> None:
         """Everybody has heard everything; who has not is judged as it is."""
