@@ -51,6 +51,8 @@ class Heartbeat:
         self.num_tokens = 0
         self.prefixes: Sequence[str] = ()
         """The partitions that submit is told of."""
+        self.on_growth: Callable[[int], None] = lambda partitions: None
+        """Called when the model has more partitions than these."""
 
     async def announce(self) -> int:
         """One beat; how many partitions the model has. ModelError if another fingerprint is alive."""
@@ -80,8 +82,10 @@ class Heartbeat:
             await asyncio.sleep(self._config.lease_s)
             try:
                 async with asyncio.timeout(BEATS_PER_TTL * self._config.lease_s):
-                    await self.announce()
+                    partitions = await self.announce()
                     await self.open_partitions()
+                if partitions > len(self.prefixes):
+                    self.on_growth(partitions)
             except (RedisError, ServerUnavailable, ServerUnsupported, ModelError, TimeoutError) as error:
                 log.warning("heartbeat: %s: %s", type(error).__name__, error)
 

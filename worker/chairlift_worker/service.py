@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -77,12 +78,15 @@ class Worker:
             is_ready=self._is_ready,
             is_alive=lambda: self._thread.is_well,
         )
+        self._heartbeat.on_growth = self._note_growth
         self._flow.thread = self._thread
         self._flow.on_outgoing = self._ring
         self._flow.on_step = self._note_step
         self._flow.on_death = self._note_death
         self._flow.on_let_go = self._note_if_empty
-        self._exchanges: list[Exchange] = []
+        self._exchanges: dict[str, Exchange] = {}
+        self._num_partitions = 0
+        self._grown = asyncio.Event()
         self._draining = asyncio.Event()
         self._stopping = asyncio.Event()
         self._emptied = asyncio.Event()
@@ -91,7 +95,7 @@ class Worker:
     @property
     def num_turns(self) -> int:
         """Pipelines sent so far, over all shards."""
-        return sum(exchange.num_turns for exchange in self._exchanges)
+        return sum(exchange.num_turns for exchange in self._exchanges.values())
 
     @property
     def num_used_blocks(self) -> int:
@@ -100,16 +104,11 @@ class Worker:
 
     async def run(self) -> None:
         """Announce, work until told otherwise, and leave nothing behind."""
-        partitions = await self._heartbeat.announce()
-        name, namespace = self._config.model_name, self._config.namespace
-        prefixes = [keys.prefix(namespace, name, index) for index in range(partitions)]
-        self._heartbeat.prefixes = prefixes
+        self._serve(await self._heartbeat.announce())
         await self._heartbeat.open_partitions()
-        self._exchanges = self._make_exchanges(prefixes)
         self._thread.start()
-        log.info("worker %s serves %s on %d partitions", self.id, name, partitions)
         try:
-            await self._work(self._make_leases(prefixes))
+            await self._work()
             await self._leave()
         finally:
             await self._thread.stop()
@@ -135,16 +134,49 @@ class Worker:
         self._stopping.set()
         self._draining.set()
 
-    async def _work(self, leases: LeaseKeeper) -> None:
-        works = (
-            *(exchange.run() for exchange in self._exchanges),
-            *(self._listen(exchange) for exchange in self._exchanges),
-            leases.keep(),
-            leases.sweep(),
-            self._heartbeat.run(),
-            self._probes.run(),
-        )
-        await run_until(self._drained(), works)
+    def _serve(self, partitions: int) -> None:
+        """All partitions of the model, of which some may be served already. Not while exchanges run."""
+        name, namespace = self._config.model_name, self._config.namespace
+        prefixes = [keys.prefix(namespace, name, index) for index in range(partitions)]
+        groups: dict[str, list[str]] = {address: [] for address in self._exchanges}
+        for prefix in prefixes[len(self._heartbeat.prefixes) :]:
+            groups.setdefault(str(self._shards.shard_of(prefix).address), []).append(prefix)
+        for address, group in groups.items():
+            if address in self._exchanges:
+                self._exchanges[address].serve(group)
+            else:
+                self._exchanges[address] = self._make_exchange(group)
+        self._heartbeat.prefixes = prefixes
+        log.info("worker %s serves %s on %d partitions", self.id, name, partitions)
+
+    async def _work(self) -> None:
+        """Until drained; anew, with the new partitions, when another worker has made them more.
+
+        If those were left to that worker alone, their jobs would wait for ever once it is gone.
+        """
+        await run_until(self._drained_or_grown(), self._works())
+        while self._grown.is_set():
+            self._grown.clear()
+            self._serve(self._num_partitions)
+            await run_until(self._drained_or_grown(), self._works())
+
+    def _works(self) -> Iterator[Coroutine[Any, Any, None]]:
+        leases = self._make_leases(self._heartbeat.prefixes)
+        for exchange in self._exchanges.values():
+            yield exchange.run()
+            yield self._listen(exchange)
+        yield leases.keep()
+        yield leases.sweep()
+        yield self._heartbeat.run()
+        yield self._probes.run()
+
+    async def _drained_or_grown(self) -> None:
+        ends = [asyncio.ensure_future(end) for end in (self._drained(), self._grown.wait())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
 
     async def _drained(self) -> None:
         """Returns when a drain has done, within its grace, what it could."""
@@ -170,7 +202,7 @@ class Worker:
             log.info("worker %s left: %d jobs handed back", self.id, len(left))
 
     async def _flush(self) -> None:
-        for exchange in self._exchanges:
+        for exchange in self._exchanges.values():
             await exchange.flush()
 
     async def _listen(self, exchange: Exchange) -> None:
@@ -182,10 +214,10 @@ class Worker:
 
     def _is_ready(self) -> bool:
         """Redis has answered, and nobody has told it to go."""
-        return not self._draining.is_set() and all(e.first_wakes.done() for e in self._exchanges)
+        return not self._draining.is_set() and all(e.first_wakes.done() for e in self._exchanges.values())
 
     def _ring(self) -> None:
-        for exchange in self._exchanges:
+        for exchange in self._exchanges.values():
             exchange.ring()
 
     def _note_step(self, report: StepReport, started_ms: int) -> None:
@@ -193,6 +225,11 @@ class Worker:
         self._heartbeat.last_step = report.stats
         self._heartbeat.num_tokens += sum(len(delta.token_ids) for delta in report.deltas)
         self._step_log.write(report.stats, started_ms)
+
+    def _note_growth(self, partitions: int) -> None:
+        if not self._draining.is_set():
+            self._num_partitions = partitions
+            self._grown.set()
 
     def _note_death(self, error: BaseException) -> None:
         self._death = error
@@ -202,25 +239,19 @@ class Worker:
         if self._draining.is_set() and not len(self._board):
             self._emptied.set()
 
-    def _make_exchanges(self, prefixes: list[str]) -> list[Exchange]:
-        groups: dict[str, list[str]] = defaultdict(list)
-        for prefix in prefixes:
-            groups[str(self._shards.shard_of(prefix).address)].append(prefix)
-        return [
-            Exchange(
-                self._shards,
-                group,
-                self.id,
-                lease_ms=self._config.lease_ms,
-                board=self._board,
-                outbox=self._outbox,
-                clock=self._clock,
-                answers=self._flow,
-            )
-            for group in groups.values()
-        ]
+    def _make_exchange(self, prefixes: Sequence[str]) -> Exchange:
+        return Exchange(
+            self._shards,
+            prefixes,
+            self.id,
+            lease_ms=self._config.lease_ms,
+            board=self._board,
+            outbox=self._outbox,
+            clock=self._clock,
+            answers=self._flow,
+        )
 
-    def _make_leases(self, prefixes: list[str]) -> LeaseKeeper:
+    def _make_leases(self, prefixes: Sequence[str]) -> LeaseKeeper:
         return LeaseKeeper(
             self._shards,
             prefixes,

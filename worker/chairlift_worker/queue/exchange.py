@@ -58,7 +58,7 @@ class Exchange:
         answers: Answers,
     ) -> None:
         self._shards = shards
-        self._prefixes = list(prefixes)
+        self._prefixes: list[str] = []
         self._worker = worker
         self._lease_ms = lease_ms
         self._board = board
@@ -66,12 +66,19 @@ class Exchange:
         self._clock = clock
         self._answers = answers
         self._ring = asyncio.Event()
-        self._numbers = dict.fromkeys(prefixes, 0)
+        self._numbers: dict[str, int] = {}
         self._unanswered: list[Parcel] = []
         self._wait_s = 0.0
-        self.first_wakes: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        """Where the wake streams stood at the first claim."""
+        self.first_wakes: asyncio.Future[dict[str, str]]
+        """Where the wake streams stood at the first claim after `serve`."""
         self.num_turns = 0
+        self.serve(prefixes)
+
+    def serve(self, prefixes: Sequence[str]) -> None:
+        """Talk of these too. Not while `run` runs; what it left unanswered goes again when it runs next."""
+        self._prefixes += prefixes
+        self._numbers.update(dict.fromkeys(prefixes, 0))
+        self.first_wakes = asyncio.get_running_loop().create_future()
 
     def ring(self) -> None:
         """There is something to send, or to fetch."""
