@@ -10,24 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from chairlift_client.errors import InvalidJob
-from chairlift_client.protocol import Failed, encode
-from chairlift_client.worker_operations import (
-    ClaimReply,
-    RetryPolicy,
-    UnreadableJob,
-    fail,
-    finish,
-    hand_back,
-)
+from chairlift_client.worker_operations import ClaimReply, RetryPolicy, UnreadableJob
+from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
 from chairlift_worker.engine_thread import Add, Cancel, EngineThread
 from chairlift_worker.models.tokenizer import ChatTokenizer
@@ -43,41 +36,61 @@ log = logging.getLogger(__name__)
 NUM_SLOW_ADMISSIONS = 2
 
 
+class Owner(Protocol):
+    """Who is told what the flow has done: the worker."""
+
+    def has_outgoing(self) -> None:
+        """The outbox has something new."""
+        ...
+
+    def stepped(self, report: StepReport, started_ms: int) -> None:
+        """The engine made a step, and its outcome is in the outbox."""
+        ...
+
+    def engine_died(self, error: BaseException) -> None:
+        """The engine's books are broken, and everything is handed back."""
+        ...
+
+    def let_go(self) -> None:
+        """An attempt has left the board."""
+        ...
+
+
 class JobFlow:
     """Hears the exchange, the lease keeper and the engine, and moves attempts on."""
 
     def __init__(
         self,
         worker_id: str,
+        engine: Engine,
         tokenizer: ChatTokenizer,
         policy: RetryPolicy,
         *,
+        owner: Owner,
         board: Board,
         outbox: Outbox,
         clock: ServerClock,
         structures: StructureCompiler,
     ) -> None:
-        self._worker_id = worker_id
         self._tokenizer = tokenizer
-        self._policy = policy
         self._board = board
-        self._outbox = outbox
         self._clock = clock
-        self._publisher = Publisher(worker_id, outbox)
+        self._publisher = Publisher(worker_id, outbox, policy)
         self._structures = structures
         self._admissions = ThreadPoolExecutor(1, thread_name_prefix="admission")
         # Apart, so that nobody else waits for what takes long; their number bounds the cores it takes.
         self._slow_admissions = ThreadPoolExecutor(NUM_SLOW_ADMISSIONS, thread_name_prefix="slow-admission")
         self._num_boarded = 0
-        self.on_outgoing: Callable[[], None] = lambda: None
-        """Called when the outbox has something new."""
-        self.on_step: Callable[[StepReport, int], None] = lambda report, started_ms: None
-        self.on_death: Callable[[BaseException], None] = lambda error: None
-        self.on_let_go: Callable[[], None] = lambda: None
-        self.thread: EngineThread | None = None
+        self._owner = owner
+        self.thread = EngineThread(engine, clock, self)
 
-    def close(self) -> None:
-        """End the admission threads."""
+    def start(self) -> None:
+        """Begin to step."""
+        self.thread.start()
+
+    async def stop(self) -> None:
+        """End after the step under way, and with it all admissions."""
+        await self.thread.stop()
         self._admissions.shutdown(cancel_futures=True)
         self._slow_admissions.shutdown(wait=False, cancel_futures=True)
 
@@ -112,7 +125,7 @@ class JobFlow:
                 log.warning("job %s: %s refused: %s", attempt.job.job_id, parcel.kind, answer)
                 self.lost(attempt)
                 if answer == "gap":
-                    self._hand_back([attempt])
+                    self._publisher.handed_back([attempt])
 
     def lost(self, attempt: Attempt) -> None:
         """The lease is gone: stop work that is another's now."""
@@ -124,7 +137,7 @@ class JobFlow:
         self._tell(Cancel(attempt.key))
         self._publisher.cancelled(attempt, self._clock.now_ms())
         self._let_go(attempt)
-        self.on_outgoing()
+        self._owner.has_outgoing()
 
     # From the engine.
 
@@ -146,8 +159,8 @@ class JobFlow:
                 self._let_go(attempt)
         for failure in report.failures:
             self.refused(failure)
-        self.on_step(report, started_ms)
-        self.on_outgoing()
+        self._owner.stepped(report, started_ms)
+        self._owner.has_outgoing()
 
     def refused(self, failure: Failure) -> None:
         """A job that cannot run, or no further."""
@@ -156,7 +169,7 @@ class JobFlow:
             log.info("job %s failed: %s", attempt.job.job_id, failure.code)
             self._publisher.failed(attempt, failure.code, failure.message, self._clock.now_ms())
             self._let_go(attempt)
-            self.on_outgoing()
+            self._owner.has_outgoing()
 
     def broke_down(self, job_ids: tuple[str, ...], reason: str) -> None:
         """Alone on board, a job has failed; in company each is a suspect and goes on apart."""
@@ -169,37 +182,25 @@ class JobFlow:
     def died(self, error: BaseException) -> None:
         """The engine's books are broken; nothing can run here any more."""
         self.hand_back(list(self._board), spent=True)
-        self.on_death(error)
+        self._owner.engine_died(error)
 
     def hand_back(self, attempts: Sequence[Attempt], *, spent: bool = False) -> None:
         """Give attempts up, so that another worker goes on with them."""
         for attempt in attempts:
             self._tell(Cancel(attempt.key))
-        self._hand_back(attempts, spent=spent)
+        self._publisher.handed_back(attempts, spent=spent)
         for attempt in attempts:
             self._let_go(attempt)
-        self.on_outgoing()
+        self._owner.has_outgoing()
 
     # The steps between.
 
     def _cannot_read(self, prefix: str, job: UnreadableJob) -> None:
         """Somebody put into Redis what the protocol does not permit; it must cost nobody but that job."""
-        log.warning("job %s failed: %s", job.job_id, job.reason)
-        seq = job.seq + 1
-        event = encode(Failed(seq, job.epoch, self._clock.now_ms(), "invalid", job.reason))
-        call = finish(
-            prefix,
-            self._worker_id,
-            job.job_id,
-            job.epoch,
-            seq=seq,
-            state="failed",
-            event=event,
-            result=b"",
-            tokens=0,
-        )
-        self._outbox.end(prefix, Parcel("finish", (f"{job.job_id} {job.epoch}",), call))
-        self.on_outgoing()
+        log.warning("job %s failed: it cannot be read", job.job_id)
+        log.debug("job %s: %s", job.job_id, job.reason)
+        self._publisher.unreadable(prefix, job, self._clock.now_ms())
+        self._owner.has_outgoing()
 
     def _take_aboard(self, attempt: Attempt) -> None:
         """Admit it, unless another partition's claim of the same turn brought what must not ride with it."""
@@ -232,38 +233,20 @@ class JobFlow:
         elif isinstance(error, InvalidJob):
             self.refused(Failure(attempt.key, "invalid", str(error)))
         elif error is not None:
-            log.error("job %s: admission broke down", attempt.job.job_id, exc_info=error)
+            log.error("job %s: admission broke down: %s", attempt.job.job_id, type(error).__name__)
+            log.debug("job %s", attempt.job.job_id, exc_info=error)  # may quote the prompt
             self._fail(attempt, f"admission: {type(error).__name__}")
         else:
             self._tell(Add(done.result()))
 
     def _fail(self, attempt: Attempt, reason: str) -> None:
-        call = fail(
-            attempt.prefix,
-            self._worker_id,
-            attempt.job.job_id,
-            attempt.job.epoch,
-            reason=reason,
-            jitter=random.random(),
-            policy=self._policy,
-        )
-        self._outbox.end(attempt.prefix, Parcel("fail", (attempt.key,), call))
+        self._publisher.attempt_failed(attempt, reason)
         self._let_go(attempt)
-        self.on_outgoing()
-
-    def _hand_back(self, attempts: Sequence[Attempt], *, spent: bool = False) -> None:
-        groups: dict[str, list[Attempt]] = defaultdict(list)
-        for attempt in attempts:
-            groups[attempt.prefix].append(attempt)
-        for prefix, group in groups.items():
-            pairs = [(attempt.job.job_id, attempt.job.epoch) for attempt in group]
-            call = hand_back(prefix, self._worker_id, pairs, policy=self._policy, spent=spent)
-            self._outbox.end(prefix, Parcel("hand_back", tuple(attempt.key for attempt in group), call))
+        self._owner.has_outgoing()
 
     def _let_go(self, attempt: Attempt) -> None:
         self._board.drop(attempt.key)
-        self.on_let_go()
+        self._owner.let_go()
 
     def _tell(self, command: Add | Cancel) -> None:
-        assert self.thread is not None, "wired by the worker before it runs"
         self.thread.tell(command)

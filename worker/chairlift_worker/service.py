@@ -20,7 +20,6 @@ from chairlift_worker.background import run_until
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import StepReport
-from chairlift_worker.engine_thread import EngineThread
 from chairlift_worker.flow import JobFlow
 from chairlift_worker.heartbeat import Heartbeat
 from chairlift_worker.models.loading import LoadedModel
@@ -53,8 +52,10 @@ class Worker:
         self._step_log = StepLog(config.step_log)
         self._flow = JobFlow(
             worker_id,
+            engine,
             model.tokenizer,
             config.retry_policy,
+            owner=self,
             board=self._board,
             outbox=self._outbox,
             clock=self._clock,
@@ -62,7 +63,6 @@ class Worker:
                 model.tokenizer.backend, vocab_size=self._spec.vocab_size, endings=self._spec.eos_token_ids
             ),
         )
-        self._thread = EngineThread(engine, self._clock, self._flow)
         self._heartbeat = Heartbeat(
             config,
             self._spec,
@@ -76,14 +76,9 @@ class Worker:
             config.ready_file,
             config.alive_file,
             is_ready=self._is_ready,
-            is_alive=lambda: self._thread.is_well,
+            is_alive=lambda: self._flow.thread.is_well,
         )
         self._heartbeat.on_growth = self._note_growth
-        self._flow.thread = self._thread
-        self._flow.on_outgoing = self._ring
-        self._flow.on_step = self._note_step
-        self._flow.on_death = self._note_death
-        self._flow.on_let_go = self._note_if_empty
         self._exchanges: dict[str, Exchange] = {}
         self._num_partitions = 0
         self._grown = asyncio.Event()
@@ -100,19 +95,18 @@ class Worker:
     @property
     def num_used_blocks(self) -> int:
         """Blocks of the KV pool that jobs hold just now."""
-        return self._thread.num_used_blocks
+        return self._flow.thread.num_used_blocks
 
     async def run(self) -> None:
         """Announce, work until told otherwise, and leave nothing behind."""
         self._serve(await self._heartbeat.announce())
         await self._heartbeat.open_partitions()
-        self._thread.start()
+        self._flow.start()
         try:
             await self._work()
             await self._leave()
         finally:
-            await self._thread.stop()
-            self._flow.close()
+            await self._flow.stop()
             self._probes.remove()
             self._step_log.close()
         if self._death is not None:
@@ -126,13 +120,37 @@ class Worker:
         self._draining.set()
         self._probes.update()
         log.info("worker %s drains: %d jobs on board", self.id, len(self._board))
-        self._note_if_empty()
+        self.let_go()
 
     def stop_now(self) -> None:
         """Hand everything back now."""
         self._board.closed = True
         self._stopping.set()
         self._draining.set()
+
+    # What the flow tells its owner.
+
+    def has_outgoing(self) -> None:
+        """The outbox has something new."""
+        for exchange in self._exchanges.values():
+            exchange.ring()
+
+    def stepped(self, report: StepReport, started_ms: int) -> None:
+        """Note a step for the claims to come, the heartbeat and the step log."""
+        self._board.num_stalled = report.stats.num_waiting
+        self._heartbeat.last_step = report.stats
+        self._heartbeat.num_tokens += sum(len(delta.token_ids) for delta in report.deltas)
+        self._step_log.write(report.stats, started_ms)
+
+    def engine_died(self, error: BaseException) -> None:
+        """Stop; the error comes out of `run`."""
+        self._death = error
+        self.stop_now()
+
+    def let_go(self) -> None:
+        """In a drain, the last attempt that leaves ends the wait."""
+        if self._draining.is_set() and not len(self._board):
+            self._emptied.set()
 
     def _serve(self, partitions: int) -> None:
         """All partitions of the model, of which some may be served already. Not while exchanges run."""
@@ -216,28 +234,10 @@ class Worker:
         """Redis has answered, and nobody has told it to go."""
         return not self._draining.is_set() and all(e.first_wakes.done() for e in self._exchanges.values())
 
-    def _ring(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.ring()
-
-    def _note_step(self, report: StepReport, started_ms: int) -> None:
-        self._board.num_stalled = report.stats.num_waiting
-        self._heartbeat.last_step = report.stats
-        self._heartbeat.num_tokens += sum(len(delta.token_ids) for delta in report.deltas)
-        self._step_log.write(report.stats, started_ms)
-
     def _note_growth(self, partitions: int) -> None:
         if not self._draining.is_set():
             self._num_partitions = partitions
             self._grown.set()
-
-    def _note_death(self, error: BaseException) -> None:
-        self._death = error
-        self.stop_now()
-
-    def _note_if_empty(self) -> None:
-        if self._draining.is_set() and not len(self._board):
-            self._emptied.set()
 
     def _make_exchange(self, prefixes: Sequence[str]) -> Exchange:
         return Exchange(

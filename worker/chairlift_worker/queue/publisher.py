@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Sequence as Seq
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from chairlift_client.protocol import (
     Cancelled,
@@ -18,18 +20,28 @@ from chairlift_client.protocol import (
     Usage,
     encode,
 )
-from chairlift_client.worker_operations import Emission, finish
+from chairlift_client.worker_operations import (
+    Emission,
+    RetryPolicy,
+    UnreadableJob,
+    fail,
+    finish,
+    hand_back,
+)
 from chairlift_worker.engine.request import TokenDelta
 from chairlift_worker.queue.attempts import Attempt
 from chairlift_worker.queue.outbox import Outbox, Parcel
 
+Ending: TypeAlias = Literal["finished", "failed", "cancelled"]
+
 
 class Publisher:
-    """Puts the outcome of steps into the outbox, with the next seq of each attempt."""
+    """Puts the outcome of steps and every ending into the outbox, with the next seq of each attempt."""
 
-    def __init__(self, worker: str, outbox: Outbox) -> None:
+    def __init__(self, worker: str, outbox: Outbox, policy: RetryPolicy) -> None:
         self._worker = worker
         self._outbox = outbox
+        self._policy = policy
 
     def tokens(self, attempt: Attempt, deltas: Seq[TokenDelta], at_ms: int) -> None:
         """Log and publish what a step added to the choices of a job, in one event.
@@ -111,27 +123,70 @@ class Publisher:
         seq = attempt.next_seq()
         self._end(attempt, seq, "cancelled", encode(Cancelled(seq, attempt.job.epoch, at_ms)))
 
+    def unreadable(self, prefix: str, job: UnreadableJob, at_ms: int) -> None:
+        """A job whose fields or log do not follow the protocol."""
+        seq = job.seq + 1
+        event = encode(Failed(seq, job.epoch, at_ms, "invalid", job.reason))
+        self._finish(prefix, job.job_id, job.epoch, seq, "failed", event)
+
+    def attempt_failed(self, attempt: Attempt, reason: str) -> None:
+        """An attempt went wrong in a living process: later again, or a dead letter."""
+        call = fail(
+            attempt.prefix,
+            self._worker,
+            attempt.job.job_id,
+            attempt.job.epoch,
+            reason=reason,
+            jitter=random.random(),
+            policy=self._policy,
+        )
+        self._outbox.end(attempt.prefix, Parcel("fail", (attempt.key,), call))
+
+    def handed_back(self, attempts: Seq[Attempt], *, spent: bool = False) -> None:
+        """Another worker goes on with these."""
+        groups: dict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            groups[attempt.prefix].append(attempt)
+        for prefix, group in groups.items():
+            pairs = [(attempt.job.job_id, attempt.job.epoch) for attempt in group]
+            call = hand_back(prefix, self._worker, pairs, policy=self._policy, spent=spent)
+            self._outbox.end(prefix, Parcel("hand_back", tuple(attempt.key for attempt in group), call))
+
     def _end(
         self,
         attempt: Attempt,
         seq: int,
-        state: Literal["finished", "failed", "cancelled"],
+        state: Ending,
+        event: bytes,
+        result: bytes = b"",
+        tokens: int = 0,
+    ) -> None:
+        job = attempt.job
+        self._finish(attempt.prefix, job.job_id, job.epoch, seq, state, event, result, tokens)
+
+    def _finish(
+        self,
+        prefix: str,
+        job_id: str,
+        epoch: int,
+        seq: int,
+        state: Ending,
         event: bytes,
         result: bytes = b"",
         tokens: int = 0,
     ) -> None:
         call = finish(
-            attempt.prefix,
+            prefix,
             self._worker,
-            attempt.job.job_id,
-            attempt.job.epoch,
+            job_id,
+            epoch,
             seq=seq,
             state=state,
             event=event,
             result=result,
             tokens=tokens,
         )
-        self._outbox.end(attempt.prefix, Parcel("finish", (attempt.key,), call))
+        self._outbox.end(prefix, Parcel("finish", (f"{job_id} {epoch}",), call))
 
 
 def _choice_delta(delta: TokenDelta) -> ChoiceDelta:
