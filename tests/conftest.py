@@ -6,10 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from servers import ClusterServers, Flavour, Server, available_flavours
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What a busy machine makes slow is no fault of a test.
+settings.register_profile("chairlift", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("chairlift")
 
 FLAVOURS: list[Flavour] = available_flavours() or ["valkey"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chairlift_client.operations import cancel, dead_list
+from chairlift_client.operations import cancel, dead_list, dead_read
 from chairlift_client.worker_operations import ClaimedJob, fail, hand_back
 from protocol_driver import POLICY, Driver, job_number
 
@@ -124,10 +124,10 @@ def test_the_way_of_a_poisoned_job(driver: Driver) -> None:
     assert [job.alone for job in (first, second, third)] == [False, False, True]
     driver.lapse("c")
     assert driver.reap().buried == 1
-    ((_, letter),) = driver.run(dead_list(driver.prefix))
+    ((name, letter),) = driver.run(dead_list(driver.prefix))
     assert letter["worker"] == b"c"
     assert letter["attempts"] == b"3"
-    assert letter["body"] == b"body"
+    assert driver.run(dead_read(driver.prefix, name))["body"] == b"body"
     assert b"3 leases lost in a row" in letter["reason"]
     driver.assert_nothing_is_left()
 
