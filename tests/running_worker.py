@@ -14,6 +14,7 @@ import torch
 from chairlift_client.connection import Shards
 from chairlift_worker.bootstrap import draw_worker_id, make_engine
 from chairlift_worker.config import WorkerConfig
+from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.runner import Runner
 from chairlift_worker.models.loading import LoadedModel, load_model
 from chairlift_worker.models.source import default_cache
@@ -35,16 +36,20 @@ async def running_worker(
     *,
     kv_tokens: int = 8192,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    teach: Callable[[Engine], Engine] = lambda engine: engine,
     **fields: Any,
 ) -> AsyncIterator[Worker]:
-    """Runs until the block ends, then stops and hands back. `wrap` may put something before the runner."""
+    """Runs until the block ends, then stops and hands back. `wrap` may put something before the
+    runner,
+    `teach` change what the engine expects.
+    """
     config = WorkerConfig(
         model=str(TINY_MODEL), name="tiny", redis_url=url, namespace=namespace, **{"lease_s": 2.0, **fields}
     )
     model = tiny(kv_tokens)
     model = replace(model, runner=wrap(model.runner))
     async with await Shards.open(url) as shards:
-        worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
+        worker = Worker(config, model, teach(make_engine(config, model)), shards, draw_worker_id(config))
         running = asyncio.create_task(worker.run())
         try:
             yield worker

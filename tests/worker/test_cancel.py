@@ -14,6 +14,7 @@ from chairlift_client.client import Job
 from chairlift_client.protocol import Cancelled, Event
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.service import Worker
+from engine_runs import expect_short_outputs
 from gated_runner import GatedRunner
 from running_worker import running_worker
 from servers import until
@@ -127,7 +128,8 @@ async def test_decoding_beside_a_neighbour(redis_url: str, namespace: str) -> No
 
 async def test_preempted(redis_url: str, namespace: str) -> None:
     """A pool in which two jobs cannot both be long: the younger one gives its blocks up, and is cancelled."""
-    async with gated(redis_url, namespace, max_num_seqs=2, kv_tokens=320) as (worker, gate, client):
+    fields = {"max_num_seqs": 2, "kv_tokens": 320, "teach": expect_short_outputs}
+    async with gated(redis_url, namespace, **fields) as (worker, gate, client):
         elder = await submit(client, "b")
         await gate.stands()
         younger = await submit(client)
