@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import torch
@@ -23,10 +24,14 @@ from chairlift_worker.service import Worker
 
 log = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S = 0.0005
+"""How long the engine may keep the event loop waiting for the interpreter: boarding waits with it."""
+
 
 def run_worker(config: WorkerConfig) -> None:
     """Load the model and serve it. Raises one of our errors for what an operator can mend."""
     torch.set_num_threads(config.threads or default_threads())
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     asyncio.run(check_server(config.redis_url))  # now, and not after minutes of loading
     asyncio.run(serve(config, load(config)))
 
