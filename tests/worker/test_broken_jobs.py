@@ -18,9 +18,9 @@ SHORT = SamplingParams(max_tokens=3, temperature=0.0)
 BODY = msgspec.msgpack.encode({"version": 1, "prompt": "Once", "sampling": {"max_tokens": 3}})
 
 
-def _submission(job_id: str) -> Submission:
+def _submission(job_id: str, body: bytes = BODY) -> Submission:
     return Submission(
-        job_id=job_id, body=BODY, version=1, job_class="normal", tenant="default", cost=10, seed=1
+        job_id=job_id, body=body, version=1, job_class="normal", tenant="default", cost=10, seed=1
     )
 
 
@@ -58,3 +58,26 @@ async def test_a_log_that_cannot_be_read(redis_url: str, namespace: str) -> None
             with pytest.raises(JobFailed, match="the job's log cannot be read"):
                 await client.result(job.id, timeout=10)
             await client.generate(model="tiny", prompt="Once", sampling=SHORT, timeout=10)
+
+
+async def test_a_body_that_no_client_of_ours_would_send(redis_url: str, namespace: str) -> None:
+    body = msgspec.msgpack.encode({"version": 1, "prompt": "x" * (4 << 20)})
+    job_id = str(keys.draw_job_id("tiny", 1))
+    submission = _submission(job_id, body)._replace(allow_unknown=True)
+    async with (
+        await Shards.open(redis_url) as shards,
+        Client(redis_url, namespace=namespace) as client,
+        running_worker(redis_url, namespace),
+    ):
+        await shards.run(operations.submit(keys.prefix(namespace, "tiny", 0), submission))
+        with pytest.raises(JobFailed, match=f"the job has {len(body)} bytes, more than 4194304"):
+            await client.result(job_id, timeout=10)
+
+
+async def test_nobody_waits_for_the_long_prompt_of_another(redis_url: str, namespace: str) -> None:
+    async with Client(redis_url, namespace=namespace) as client, running_worker(redis_url, namespace):
+        long = await client.submit(model="tiny", prompt="the quick fox " * 100_000, allow_unknown_model=True)
+        short = await client.generate(model="tiny", prompt="Once", sampling=SHORT, allow_unknown_model=True)
+        with pytest.raises(JobFailed, match="the context of 1024 leaves none"):
+            await long.result(timeout=30)
+        assert short.timings.finished_ms < (await long.status()).finished_ms

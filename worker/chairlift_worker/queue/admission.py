@@ -1,8 +1,8 @@
 """From a claimed job to a request that the engine can run: decode, check, render, tokenize, replay.
 
 Runs in threads of its own, off the event loop and off the engine's thread. What a user can make slow (a
-structure to compile, a template of the user's own) is put off to another thread, so that the jobs behind
-it do not wait.
+structure to compile, a template of the user's own, a long text) is put off to another thread, so that the
+jobs behind it do not wait.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import msgspec
 
 from chairlift_client.body_checks import check_body
+from chairlift_client.checks import check_size
 from chairlift_client.errors import InvalidJob
 from chairlift_client.protocol import JobBody, Limits, decode_body
 from chairlift_worker.engine.request import EngineRequest
 from chairlift_worker.models.tokenizer import ChatTokenizer
 from chairlift_worker.queue.attempts import Attempt
 from chairlift_worker.structured.compiler import StructureCompiler
+
+LONG_BODY_BYTES = 128 * 1024
+"""Reading and tokenizing more than this takes a tenth of a second and longer."""
 
 
 class TakesLong(Exception):
@@ -31,6 +35,8 @@ def admit(
     may_take_long: bool = False,
 ) -> EngineRequest:
     """The request of an attempt, whose body is set on it. Raises InvalidJob for what can never run."""
+    if not may_take_long and len(attempt.job.body) > LONG_BODY_BYTES:
+        raise TakesLong
     body = attempt.body = attempt.body or _read_body(attempt.job.body)
     if not may_take_long and (body.structured is not None or body.chat_template is not None):
         raise TakesLong
@@ -62,6 +68,6 @@ def admit(
 def _read_body(packed: bytes) -> JobBody:
     """What the client checked is checked again: other clients may not have, or not the same."""
     try:
-        return check_body(decode_body(packed), Limits())
+        return check_body(decode_body(check_size(packed, Limits())), Limits())
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidJob(f"the job's body does not follow the schema: {error}") from error
