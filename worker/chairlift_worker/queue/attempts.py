@@ -5,6 +5,7 @@ One `Attempt` from claim to end. The board owns them; only the event loop's thre
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ class Attempt:
         "choices",
         "first_token_ms",
         "job",
+        "leased_at",
         "log",
         "prefix",
         "prompt",
@@ -42,6 +44,8 @@ class Attempt:
         )
         self.choices = ChoiceRecords(tokens)
         """What is known of the outputs, held-back tokens included: this attempt goes on after them."""
+        self.leased_at = time.monotonic()
+        """When the lease last began: now, or when the last renewal that succeeded was sent."""
         self.proven = False
         """This attempt has made a token: the job did not kill its worker."""
         self.body: JobBody | None = None

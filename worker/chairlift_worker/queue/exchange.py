@@ -69,6 +69,7 @@ class Exchange:
         self._numbers: dict[str, int] = {}
         self._unanswered: list[Parcel] = []
         self._wait_s = 0.0
+        self._patience_s = lease_ms / 1000
         self.first_wakes: asyncio.Future[dict[str, str]]
         """Where the wake streams stood at the first claim after `serve`."""
         self.num_turns = 0
@@ -134,11 +135,14 @@ class Exchange:
         try:
             shard = self._shards.shard_of(self._prefixes[0])
             # A connection that is half open would keep events back for as long as the socket's timeout.
-            async with asyncio.timeout(self._lease_ms / 1000):
+            async with asyncio.timeout(self._patience_s):
                 replies = await calls.run_many(shard.redis, pipeline)
         except (RedisError, ServerUnavailable, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                self._patience_s *= 2  # or it is slow: to ask again and again makes it no faster
             await self._trouble(error)
             return None
+        self._patience_s = self._lease_ms / 1000
         for reply in replies:
             if isinstance(reply, RedisError):
                 await self._trouble(reply)

@@ -14,6 +14,7 @@ from chairlift_client import calls
 from chairlift_client.connection import Shards
 from chairlift_client.errors import ServerUnavailable
 from chairlift_client.worker_operations import ReapReply, RenewReply, RetryPolicy, reap, renew, tidy
+from chairlift_worker.background import cancel_all
 from chairlift_worker.queue.attempts import Attempt, Board
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _TROUBLE = (RedisError, ServerUnavailable, TimeoutError)
 
 
 class LeaseKeeper:
-    """Renews the board's attempts every third of a lease, and reaps at the same pace."""
+    """Renews the board's attempts every quarter of a lease, and reaps every third."""
 
     def __init__(
         self,
@@ -47,14 +48,25 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._on_lapsed = on_lapsed
         self._on_cancelled = on_cancelled
-        self._renewed_at: dict[str, float] = {}
 
     async def keep(self) -> None:
-        """Renew, for ever. Work stops on what could not be renewed for a whole lease: it may be another's."""
-        while True:
-            await asyncio.gather(*(self._renew(prefix) for prefix in self._prefixes))
-            self._drop_lapsed()
-            await asyncio.sleep(self._lease_ms / 3000)
+        """Renew, for ever. Work stops on what could not be renewed for a whole lease: it may be another's.
+
+        A renewal does not wait for the answer to the one before: a server that is slow, but answers within
+        half a lease, costs nothing. Two without an answer mean that connections may be half open, all of
+        them: the third goes over a new one.
+        """
+        renewals: dict[str, list[asyncio.Task[None]]] = {prefix: [] for prefix in self._prefixes}
+        try:
+            while True:
+                for prefix, running in renewals.items():
+                    running.append(asyncio.create_task(self._renew(prefix, over_new=len(running) > 1)))
+                await asyncio.sleep(self._lease_ms / 4000)
+                for prefix, running in renewals.items():
+                    renewals[prefix] = [task for task in running if not task.done() or task.result()]
+                self._drop_lapsed()
+        finally:
+            await cancel_all([task for running in renewals.values() for task in running])
 
     async def sweep(self) -> None:
         """Reap, and now and then tidy, for ever."""
@@ -67,7 +79,7 @@ class LeaseKeeper:
             if is_tidying:
                 tidied_at = time.monotonic()
 
-    async def _renew(self, prefix: str) -> None:
+    async def _renew(self, prefix: str, *, over_new: bool) -> None:
         attempts = self._board.by_prefix().get(prefix, [])
         sent_at = time.monotonic()
         call = renew(
@@ -77,13 +89,16 @@ class LeaseKeeper:
             [(attempt.job.job_id, attempt.job.epoch) for attempt in attempts],
         )
         try:
-            async with asyncio.timeout(self._lease_ms / 3000):
-                reply: RenewReply = await calls.run(self._shards.shard_of(prefix).redis, call)
+            async with asyncio.timeout(self._lease_ms / 1000):
+                shard = self._shards.shard_of(prefix)
+                if over_new:
+                    await shard.drop_idle()
+                reply: RenewReply = await calls.run(shard.redis, call)
         except _TROUBLE as error:
             log.warning("leases of %s not renewed: %s: %s", prefix, type(error).__name__, error)
             return
-        self._renewed_at[prefix] = sent_at
         for attempt in attempts:
+            attempt.leased_at = max(attempt.leased_at, sent_at)
             if self._board.get(attempt.key) is None:
                 continue  # it ended while the question was under way
             if attempt.job.job_id in reply.lost:
@@ -93,12 +108,14 @@ class LeaseKeeper:
                 self._on_cancelled(attempt)
 
     def _drop_lapsed(self) -> None:
-        now = time.monotonic()
+        oldest = time.monotonic() - self._lease_ms / 1000
         for prefix, attempts in self._board.by_prefix().items():
-            silent_s = now - self._renewed_at.setdefault(prefix, now)
-            if silent_s * 1000 > self._lease_ms:
-                log.error("%d leases of %s lapsed: no renewal for %.1f s", len(attempts), prefix, silent_s)
-                self._on_lapsed(attempts)
+            lapsed = [attempt for attempt in attempts if attempt.leased_at < oldest]
+            if lapsed:
+                log.error(
+                    "%d leases of %s lapsed: no renewal within %d ms", len(lapsed), prefix, self._lease_ms
+                )
+                self._on_lapsed(lapsed)
 
     async def _reap(self, prefix: str, is_tidying: bool) -> None:
         try:
