@@ -1,8 +1,8 @@
 """The whole engine against transformers' own `generate`: fifty greedy jobs that crowd each other.
 
 All are submitted at once, in random order, to one engine whose steps and pool are small enough that
-prompts are cut into chunks, and which expects so little of its jobs that it has to preempt many. Each must
-still write what it would write alone.
+prompts are cut into chunks, and which expects so little of its jobs that it has to preempt many. Each
+must still write what it would write alone.
 """
 
 from __future__ import annotations
