@@ -28,6 +28,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     schedule_ms: float
     forward_ms: float
     sample_ms: float
+    context_tokens: int = 0
+    """Tokens that the step's sequences attend to, together."""
     cached_blocks: int = 0
     boarded_tokens: int = 0
     cached_tokens: int = 0
@@ -62,6 +64,7 @@ class StepLog:
             schedule_ms=round(stats.schedule_s * 1000, 3),
             forward_ms=round(stats.forward_s * 1000, 3),
             sample_ms=round(stats.sample_s * 1000, 3),
+            context_tokens=stats.num_context_tokens,
             cached_blocks=stats.num_cached_blocks,
             boarded_tokens=stats.num_boarded_tokens,
             cached_tokens=stats.num_cached_tokens,

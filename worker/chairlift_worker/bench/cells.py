@@ -66,8 +66,14 @@ def to_table(cells: Sequence[Cell], title: str) -> Table:
     table = Table(*names, *cells[0].figures, title=title)
     for cell in cells:
         values = [cell.parameters[name] for name in names] + list(cell.figures.values())
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values))
+        table.add_row(*map(_shown, values))
     return table
+
+
+def _shown(value: Value) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _key(parameters: Values) -> str:

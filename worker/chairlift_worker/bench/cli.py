@@ -70,10 +70,55 @@ def prefix(
     _show(rows, as_json, f"prefix cache on {trace}: unlimited {prefix.unlimited_hit_rate(requests):.4f}")
 
 
+@bench.command()
+def slo(
+    model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")],
+    trace: Annotated[
+        str, typer.Option(help="A CSV trace of arrivals and lengths; a path, or below CHAIRLIFT_DATA.")
+    ] = "traces/azure_llm_2023_conv.csv",
+    jobs: Annotated[int, typer.Option(help="The first jobs of the trace.")] = 600,
+    live_jobs: Annotated[int, typer.Option(help="Of those, how many run live as well; 0 for none.")] = 0,
+    load: Annotated[float, typer.Option(help="Part of the time that the machine shall be busy.")] = 0.7,
+    target_itl_ms: Annotated[float, typer.Option(help="0: three times a decode of half the seats.")] = 0.0,
+    ttft_ms: Annotated[float, typer.Option(help="First token's objective; 0: fifty times the target.")] = 0.0,
+    max_num_seqs: Annotated[int, typer.Option(help="Most sequences in a step.")] = 32,
+    budgets: Annotated[str, typer.Option(help="Fixed budgets to compare with.")] = "32,128,512",
+    seed: Annotated[int, typer.Option(help="Of prompts and noise.")] = 1,
+    results: Annotated[Path | None, typer.Option(help="A folder that keeps what is measured.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")] = False,
+) -> None:
+    """Goodput under a fixed prefill budget, and under one that holds a target between tokens."""
+    import torch
+
+    from chairlift_worker.bench import cells, slo_cells
+    from chairlift_worker.bootstrap import default_threads
+    from chairlift_worker.models.loading import load_model
+
+    torch.set_num_threads(default_threads())
+    settings = slo_cells.SloSettings(
+        trace=trace,
+        num_jobs=jobs,
+        num_live=live_jobs,
+        load=load,
+        target_itl_s=target_itl_ms / 1000,
+        ttft_s=ttft_ms / 1000,
+        max_num_seqs=max_num_seqs,
+        budgets=tuple(map(int, budgets.split(","))),
+        seed=seed,
+    )
+    measured = slo_cells.SloBench(load_model(model, num_sequences=max_num_seqs), settings)
+    rows = list(measured.cells(cells.Results("slo", results)))
+    ttft_s, itl_s = measured.objective
+    title = (
+        f"{measured.step}; objective: first token in {1000 * ttft_s:.0f} ms, others in {1000 * itl_s:.1f} ms"
+    )
+    _show(rows, as_json, title)
+
+
 def _show(rows: Sequence[Cell], as_json: bool, title: str) -> None:
     from chairlift_worker.bench import cells
 
     if as_json:
         print(cells.to_json(rows))
     else:
-        Console().print(cells.to_table(rows, title))
+        Console().print(cells.to_table(rows, title), soft_wrap=True)

@@ -251,6 +251,7 @@ class Engine:
             num_sequences=len(schedule.sequences),
             num_prefill_tokens=schedule.num_prefill_tokens,
             num_decode_tokens=schedule.num_decode_tokens,
+            num_context_tokens=schedule.num_context_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_running=self.num_running,
             num_waiting=self.num_waiting,

@@ -55,15 +55,17 @@ def peak_slots(sequences: Iterable[Sequence], lengths: OutputLengths, block_size
 
     Nobody is expected to have less than one token to go, or more than it may.
     """
-    expected = [(_remaining(sequence, lengths), len(sequence.token_ids)) for sequence in sequences]
+    expected: list[tuple[int, int]] = []
+    for sequence in sequences:
+        known, num_output = len(sequence.token_ids), sequence.num_output
+        remaining = min(lengths.expected(num_output) - num_output, sequence.max_slots - known)
+        expected.append((max(1, remaining), known))
     expected.sort(reverse=True)
+    half_block = (block_size - 1) // 2
     peak = num_known = 0
     for num_alive, (remaining, known) in enumerate(expected, start=1):
         num_known += known
-        peak = max(peak, num_known + num_alive * (remaining + (block_size - 1) // 2))
+        slots = num_known + num_alive * (remaining + half_block)
+        if slots > peak:
+            peak = slots
     return peak
-
-
-def _remaining(sequence: Sequence, lengths: OutputLengths) -> int:
-    num_more = lengths.expected(sequence.num_output) - sequence.num_output
-    return min(max(1, num_more), max(1, sequence.max_slots - len(sequence.token_ids)))

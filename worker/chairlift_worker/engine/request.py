@@ -123,6 +123,8 @@ class StepStats(NamedTuple):
     """Size of its batch: a job rides with one sequence for each choice."""
     num_prefill_tokens: int
     num_decode_tokens: int
+    num_context_tokens: int
+    """Tokens that its sequences attend to, together."""
     num_preemptions: int
     """Since the engine began."""
     num_running: int

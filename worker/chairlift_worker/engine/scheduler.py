@@ -119,8 +119,10 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Choose the step's chunks and allocate their blocks; empty iff there is no sequence."""
-        decodes = [sequence for sequence in self._seats.running if sequence.num_pending == 1]
-        others = [sequence for sequence in self._seats.running if sequence.num_pending > 1]
+        decodes: list[Sequence] = []
+        others: list[Sequence] = []
+        for sequence in self._seats.running:
+            (decodes if sequence.num_pending == 1 else others).append(sequence)
         num_context = sum(len(sequence.token_ids) for sequence in decodes)
         load = StepLoad(len(decodes), len(decodes), num_context)
         plan = Plan(self._config.max_step_tokens, self._pace.prefill_budget(load))
@@ -136,10 +138,12 @@ class Scheduler:
     def commit(self, schedule: Schedule) -> None:
         """The step ran: its chunks are in the cache now. Without this call it may simply be run again."""
         for sequence, chunk in zip(schedule.sequences, schedule.chunks, strict=True):
-            self._pool.give_back(sequence.job_id)
+            if chunk.copy_from is not None:
+                self._pool.give_back(sequence.job_id)
             first = sequence.num_computed // self._pool.block_size
             sequence.num_computed += len(chunk.token_ids)
-            self._name_blocks(sequence, first)
+            if sequence.num_computed // self._pool.block_size > first:
+                self._name_blocks(sequence, first)
 
     def check(self) -> None:
         """Prove the books: the pool's own, and that exactly the running sequences hold blocks."""
@@ -155,16 +159,24 @@ class Scheduler:
         num_tokens = min(sequence.num_pending, plan.room(sequence), self._config.max_chunk_tokens)
         if num_tokens == 0:
             return
+        num_slots = self._pool.num_slots(sequence.job_id)
+        if num_slots < sequence.num_computed + num_tokens:  # not so for most decodes
+            num_tokens = self._make_room(sequence, num_tokens, plan)
+        if num_tokens:
+            plan.give(sequence, num_tokens)
+
+    def _make_room(self, sequence: Sequence, num_tokens: int, plan: Plan) -> int:
+        """Add blocks for up to so many tokens, and for at least one if anybody's can be taken for it."""
         while not self._pool.can_grow(sequence.job_id, sequence.num_computed + 1):
             victim = self._seats.victim_of(sequence)
             if victim is None:
-                return
+                return 0
             self._preempt(victim, plan)
         num_more = self._pool.num_available * self._pool.block_size
         num_reachable = self._pool.num_slots(sequence.job_id) + num_more
         num_tokens = min(num_tokens, num_reachable - sequence.num_computed)
         self._pool.grow(sequence.job_id, sequence.num_computed + num_tokens)
-        plan.give(sequence, num_tokens)
+        return num_tokens
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         plan.preempt(sequence)
@@ -183,9 +195,9 @@ class Scheduler:
 
     def _name_blocks(self, sequence: Sequence, first: int) -> None:
         """Let others find the blocks from index `first` on that are whole now."""
-        num_whole = sequence.num_computed // self._pool.block_size
-        if sequence.prefix is None or num_whole == first:
+        if sequence.prefix is None:
             return
+        num_whole = sequence.num_computed // self._pool.block_size
         hashes = sequence.prefix.of(sequence.token_ids)
         for index in range(first, num_whole):
             self._pool.name(sequence.job_id, index, hashes[index])

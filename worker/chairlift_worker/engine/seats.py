@@ -85,7 +85,12 @@ class Seats:
     def _reuse(self, sequence: Sequence) -> Reuse | None:
         """What it can begin with, if all that it knows fits."""
         pool = self._pool
-        promised = sum(pool.num_missing(other.job_id, len(other.token_ids)) for other in self.running)
+        # Those with one token to go have its slot already: they were served before anybody may board.
+        promised = sum(
+            pool.num_missing(other.job_id, len(other.token_ids))
+            for other in self.running
+            if other.num_pending > 1
+        )
         num_left = pool.num_available - promised
         reuse = find_reuse(pool, sequence)
         if num_blocks_taken(pool, sequence, reuse) > num_left:
