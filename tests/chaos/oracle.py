@@ -48,9 +48,9 @@ class Oracle:
         return bool((mine - right).abs() <= TIE / max(sampling.temperature, 0.1))
 
     def _answer_all(self) -> list[Answer]:
-        engine = Engine(self._model.runner, self._model.tokenizer, EngineConfig())
+        engine = Engine(self._model.runner, self._model.tokenizer, EngineConfig(max_num_seqs=32))
         requests = [self._request(index, order) for index, order in enumerate(self._orders)]
-        told = run(engine, requests)
+        told = run(engine, requests, is_checking=False)
         return [
             Answer(
                 request.prompt_token_ids,
