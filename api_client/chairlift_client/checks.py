@@ -26,19 +26,26 @@ def check_int(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidJob(f"{name} has to be an int, not {type_name(value)}")
     if not least <= value <= most:
-        raise InvalidJob(f"{name} = {value} is outside {least} … {most}")
+        raise InvalidJob(f"{name} = {_shown(value)} is outside {least} … {most}")
     return value
+
+
+def _shown(value: float) -> str:
+    """As it is written in a message; an int with more digits than anybody reads (or Python prints) is cut."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value}" if abs(value) < 10**30 else f"an int of {value.bit_length()} bits"
 
 
 def check_float(name: str, value: object, least: float, most: float, *, open_below: bool = False) -> float:
     """A finite number (no bool) within the range; with `open_below` the lower bound itself is outside."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidJob(f"{name} has to be a number, not {type_name(value)}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise InvalidJob(f"{name} = {value} is not finite")
     if not least <= value <= most or (open_below and value == least):
         sign = "more than " if open_below else ""
-        raise InvalidJob(f"{name} = {value:g} is outside {sign}{least:g} … {most:g}")
+        raise InvalidJob(f"{name} = {_shown(value)} is outside {sign}{least:g} … {most:g}")
     return float(value)
 
 

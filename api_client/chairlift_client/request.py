@@ -203,7 +203,7 @@ def _run_at_ms(options: JobOptions) -> int:
         return 0
     if options.get("delay_s") is not None:
         raise InvalidJob("delay_s and run_at exclude each other")
-    if not isinstance(run_at, datetime) or run_at.tzinfo is None:
+    if not isinstance(run_at, datetime) or run_at.utcoffset() is None:
         raise InvalidJob("run_at has to be a datetime with a time zone")
     from_now_s = (run_at - datetime.now(UTC)).total_seconds()
     if from_now_s > MAX_DURATION_S:

@@ -23,6 +23,7 @@ from chairlift_client import (
     Regex,
     SamplingParams,
 )
+from chairlift_client.checks import check_float, check_int
 from chairlift_client.protocol import decode_body
 from chairlift_client.request import JobOptions, check_options
 
@@ -311,3 +312,11 @@ def test_nothing_else_ever_escapes_from_sampling(sampling: dict[str, Any]) -> No
     except InvalidJob:
         return
     assert decode_body(checked.encoded).sampling == checked.body.sampling
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**5000)], ids=["400 digits", "5000 digits"])
+def test_ints_too_long_to_print_are_refused(value: int) -> None:
+    with pytest.raises(InvalidJob, match=r"an int of \d+ bits"):
+        check_float("temperature", value, 0, 2)
+    with pytest.raises(InvalidJob, match=r"an int of \d+ bits"):
+        check_int("max_tokens", value, 0, 2)
