@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chairlift_worker.apart import ApartError, run_apart
+from chairlift_worker.apart import ApartBusyError, ApartError, run_apart
 
 SHOW = "import json, os, sys; print(json.dumps([sys.stdin.read(), list(os.environ)]))"
 
@@ -37,9 +37,19 @@ def test_it_imports_nothing_from_the_current_folder(tmp_path: Path, monkeypatch:
 
 
 def test_it_is_killed_when_its_time_is_over(folder: Path) -> None:
-    (folder / "endless.py").write_text("while True: pass")
-    with pytest.raises(ApartError, match=r"not done after 0\.2 s"):
-        run_apart("endless", b"", 0.2)
+    (folder / "endless.py").write_text(
+        "from chairlift_worker.apart import serve_apart\n"
+        "def work(data):\n    while True: pass\n"
+        "serve_apart(work)"
+    )
+    with pytest.raises(ApartError, match=r"not done after 0\.5 s of computing"):
+        run_apart("endless", b"", 0.5)
+
+
+def test_a_machine_without_time_is_not_the_inputs_fault(folder: Path) -> None:
+    (folder / "starved.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(ApartBusyError, match=r"had no 0\.02 s of computing within 0\.3 s"):
+        run_apart("starved", b"", 0.02)
 
 
 def test_its_memory_is_bounded(folder: Path) -> None:

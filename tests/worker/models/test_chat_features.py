@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +170,8 @@ def test_a_template_of_the_jobs_own_is_rendered_as_the_models_would_be(tokenizer
     ],
 )
 def test_a_bad_template_is_refused_in_time(source: str, message: str) -> None:
-    began = time.monotonic()
     with pytest.raises(InvalidJob, match=message):
-        render_apart(source, {}, make_chat(CHAT[:1]), 0, timeout_s=1.0 if "not done" in message else 20.0)
-    assert time.monotonic() - began < 20.0
+        render_apart(source, {}, make_chat(CHAT[:1]), 0, cpu_s=1.0 if "not done" in message else 20.0)
 
 
 def test_an_empty_prompt_of_a_template_is_an_error(tokenizer: ChatTokenizer) -> None:

@@ -17,7 +17,7 @@ from chairlift_worker.apart import ApartError, run_apart, serve_apart
 from chairlift_worker.models.chat import Chat
 from chairlift_worker.models.template import ChatTemplate
 
-TIMEOUT_S = 5.0
+CPU_S = 2.0
 MAX_CHARS = 8 * 1024 * 1024
 
 
@@ -44,12 +44,12 @@ def render_apart(
     chat: Chat,
     submitted_ms: int,
     *,
-    timeout_s: float = TIMEOUT_S,
+    cpu_s: float = CPU_S,
 ) -> str:
     """As `ChatTemplate.render`, but killed when it takes too long. Raises InvalidJob."""
     order = Order(source, special_tokens, chat.messages, chat.tools, submitted_ms)
     try:
-        answer = run_apart(__name__, msgspec.msgpack.encode(order), timeout_s)
+        answer = run_apart(__name__, msgspec.msgpack.encode(order), cpu_s)
     except ApartError as error:
         raise InvalidJob(f"chat_template cannot be rendered: {error}") from error
     rendered = msgspec.msgpack.decode(answer, type=Rendered)

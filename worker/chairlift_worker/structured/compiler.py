@@ -1,6 +1,6 @@
 """Compiles structures for one model: in time or not at all, once for many jobs.
 
-job ─→ checked apart, killed after the timeout ─→ compiled here ─→ remembered
+job ─→ checked apart, killed when it computes for too long ─→ compiled here ─→ remembered
                └─→ refused, and the refusal remembered
 """
 
@@ -20,7 +20,9 @@ from chairlift_worker.apart import ApartError, run_apart
 from chairlift_worker.structured.source import limits, to_source
 from chairlift_worker.structured.state import CompiledGrammar
 
-TIMEOUT_S = 5.0
+CPU_S = 2.0
+"""Usual schemas take milliseconds."""
+
 NUM_REMEMBERED = 256
 MAX_ERROR_CHARS = 500
 
@@ -42,15 +44,16 @@ class StructureCompiler:
         *,
         vocab_size: int,
         endings: frozenset[int],
-        timeout_s: float = TIMEOUT_S,
+        cpu_s: float = CPU_S,
     ) -> None:
         self._source = tokenizer
         self._vocab_size = vocab_size
         self._endings = frozenset(token_id for token_id in endings if 0 <= token_id < vocab_size)
-        self._timeout_s = timeout_s
+        self._cpu_s = cpu_s
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, Future[CompiledGrammar]] = OrderedDict()
+        self._known: OrderedDict[bytes, Future[CompiledGrammar | str]] = OrderedDict()
+        """What was compiled, and why others were refused; the last asked for at the end."""
 
     def compile(self, structured: Structured) -> CompiledGrammar:
         """The compiled structure. InvalidJob for one that is malformed, too large, or takes too long."""
@@ -60,19 +63,22 @@ class StructureCompiler:
             if known is not None:
                 self._known.move_to_end(key)
             else:
-                mine = self._known[key] = Future[CompiledGrammar]()
+                mine = self._known[key] = Future[CompiledGrammar | str]()
                 if len(self._known) > NUM_REMEMBERED:
                     self._known.popitem(last=False)
         if known is None:
             self._fulfil(mine, key, structured)
             known = mine
-        return known.result()
+        answer = known.result()
+        if isinstance(answer, str):
+            raise InvalidJob(answer)  # a new one each time: an exception keeps every frame it was raised in
+        return answer
 
-    def _fulfil(self, promise: Future[CompiledGrammar], key: bytes, structured: Structured) -> None:
+    def _fulfil(self, promise: Future[CompiledGrammar | str], key: bytes, structured: Structured) -> None:
         try:
             promise.set_result(self._compile(structured))
         except InvalidJob as refusal:
-            promise.set_exception(refusal)
+            promise.set_result(str(refusal))
         except BaseException as error:
             with self._lock:
                 self._known.pop(key, None)  # our own fault is not to be remembered
@@ -82,9 +88,7 @@ class StructureCompiler:
         kind = structured.__struct_config__.tag
         try:
             source = to_source(structured)
-            problem = run_apart(
-                "chairlift_worker.structured.check", source.encode(), self._timeout_s
-            ).decode()
+            problem = run_apart("chairlift_worker.structured.check", source.encode(), self._cpu_s).decode()
         except ValueError as error:
             problem = str(error)
         except ApartError as error:
