@@ -43,16 +43,17 @@ async def test_a_worker_without_a_device_ends(redis_url: str, namespace: str) ->
             for n in range(12)
         ]
 
-        async def is_there() -> bool:
-            return bool(await client.workers())
-
         async def is_gone() -> bool:
             return not await client.workers()
 
         async def live() -> None:
             fields: dict[str, Any] = {"max_num_seqs": 2, "lookahead": 0}
             async with running_worker(redis_url, namespace, wrap=BrokenRunner, **fields) as worker:
-                await until(is_there)
+
+                async def has_begun() -> bool:
+                    return worker.num_turns > 0  # and stays so: it may be gone before anybody sees it
+
+                await until(has_begun)
                 await until(is_gone)
                 assert worker.num_used_blocks == 0
 

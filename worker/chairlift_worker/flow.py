@@ -22,7 +22,7 @@ from chairlift_client.errors import InvalidJob
 from chairlift_client.worker_operations import ClaimReply, RetryPolicy, UnreadableJob
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
-from chairlift_worker.engine_thread import Add, Cancel, EngineThread
+from chairlift_worker.engine_thread import Add, Cancel, EngineBroken, EngineThread
 from chairlift_worker.models.tokenizer import ChatTokenizer
 from chairlift_worker.queue.admission import TakesLong, admit
 from chairlift_worker.queue.attempts import Attempt, Board
@@ -180,8 +180,12 @@ class JobFlow:
             self.hand_back(attempts, spent=True)
 
     def died(self, error: BaseException) -> None:
-        """The engine's books are broken; nothing can run here any more."""
-        self.hand_back(list(self._board), spent=True)
+        """Nothing can run here any more.
+
+        Where it is the device that is gone, those on board now have not met it: nothing is spent, or the last
+        try of a job would be lost with it.
+        """
+        self.hand_back(list(self._board), spent=not isinstance(error, EngineBroken))
         self._owner.engine_died(error)
 
     def hand_back(self, attempts: Sequence[Attempt], *, spent: bool = False) -> None:
