@@ -12,7 +12,14 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from chairlift_client import calls, keys, operations
 from chairlift_client.calls import Call
 from chairlift_client.connection import Shard, Shards
-from chairlift_client.errors import ChairliftError, IdempotencyConflict, JobTooLarge, QueueFull, UnknownModel
+from chairlift_client.errors import (
+    ChairliftError,
+    IdempotencyConflict,
+    InvalidJob,
+    JobTooLarge,
+    QueueFull,
+    UnknownModel,
+)
 from chairlift_client.operations import SubmitReply
 from chairlift_client.protocol import ModelInfo, decode_model
 from chairlift_client.request import CheckedJob
@@ -139,6 +146,8 @@ def _outcome(reply: SubmitReply, model: str) -> str | ChairliftError:
             )
         case "unknown":
             return _unknown(model)
+        case "invalid":
+            return InvalidJob(f"{reply.what} cannot be {reply.value!r}")
 
 
 def _unknown(model: str) -> UnknownModel:

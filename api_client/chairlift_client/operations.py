@@ -34,14 +34,16 @@ class Submission(NamedTuple):
 
 
 class SubmitReply(NamedTuple):
-    """`kind` ok and dup carry job_id; full and too_long carry what, have and limit; full also retry_ms."""
+    """`kind` ok and dup carry job_id; full and too_long carry what, have and limit; full also retry_ms;
+    invalid carries what, the name of the argument, and value."""
 
-    kind: Literal["ok", "dup", "conflict", "full", "unknown", "too_long"]
+    kind: Literal["ok", "dup", "conflict", "full", "unknown", "too_long", "invalid"]
     job_id: str = ""
     what: str = ""
     have: int = 0
     limit: int = 0
     retry_ms: int = 0
+    value: str = ""
 
 
 def submit(prefix: str, job: Submission) -> Call[SubmitReply]:
@@ -63,6 +65,8 @@ def _submit_reply(reply: list[Any]) -> SubmitReply:
         return SubmitReply(kind, what=reply[1].decode(), have=reply[2], limit=reply[3], retry_ms=reply[4])
     if kind == "too_long":
         return SubmitReply(kind, what=reply[1].decode(), have=reply[2], limit=reply[3])
+    if kind == "invalid":
+        return SubmitReply(kind, what=reply[1].decode(), value=reply[2].decode(errors="replace"))
     return SubmitReply(kind)
 
 

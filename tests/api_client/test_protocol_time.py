@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chairlift_client import keys
-from chairlift_client.operations import find, status
+from chairlift_client.operations import SubmitReply, find, status
 from chairlift_client.protocol import Failed
 from chairlift_client.worker_operations import fail, hand_back, open_partition, tidy
 from protocol_driver import POLICY, Driver, job_number
@@ -244,7 +244,7 @@ class TestIdempotency:
     def test_a_repeat_of_the_submission_itself_needs_no_key(self, driver: Driver) -> None:
         assert driver.submit(JOB).kind == "ok"
         before = driver.snapshot()
-        assert driver.submit(JOB) == ("dup", JOB, "", 0, 0, 0)
+        assert driver.submit(JOB) == SubmitReply("dup", JOB)
         assert driver.snapshot() == before
 
     def test_a_repeat_is_known_even_where_the_queue_is_full(self, driver: Driver) -> None:

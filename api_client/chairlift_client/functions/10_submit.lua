@@ -2,7 +2,7 @@
 --         run at (absolute ms, 0 none), queue ttl, result ttl, idempotency hash or '', body hash,
 --         prompt tokens if known, output tokens if known, allow unknown model (1/0), body
 -- → {'ok', id, now} | {'dup', id, now} | {'conflict', id} | {'full', what, have, limit, retry ms}
---   | {'unknown'} | {'too_long', what, need, limit}
+--   | {'unknown'} | {'too_long', what, need, limit} | {'invalid', argument, value}
 local function find_repeat(p, id, idem, body_hash, now)
   if redis.call('EXISTS', job_key(p, id)) == 1 then
     return { 'dup', id, now }
@@ -69,6 +69,10 @@ end
 
 -- Overdue jobs are ended here too, so that a queue without workers does not stay full of them.
 local function submit(keys, args)
+  local refused = malformed(args)
+  if refused then
+    return refused
+  end
   local p, id, tenant, bytes = keys[1], args[1], args[4], tonumber(args[5])
   local now = now_ms()
   local idem, body_hash = args[13], args[14]
