@@ -23,10 +23,10 @@ from tiny_model import TINY_MODEL
 
 
 @cache
-def tiny(kv_tokens: int = 8192) -> LoadedModel:
+def tiny(kv_tokens: int = 8192, exact: bool = False) -> LoadedModel:
     """The tiny model, loaded once. Only one worker at a time may use it: the KV pool is the runner's."""
     torch.set_num_threads(1)
-    return load_model(str(TINY_MODEL), cache=default_cache(), kv_tokens=kv_tokens, device="cpu")
+    return load_model(str(TINY_MODEL), cache=default_cache(), kv_tokens=kv_tokens, device="cpu", exact=exact)
 
 
 @asynccontextmanager
@@ -46,7 +46,7 @@ async def running_worker(
     config = WorkerConfig(
         model=str(TINY_MODEL), name="tiny", redis_url=url, namespace=namespace, **{"lease_s": 2.0, **fields}
     )
-    model = tiny(kv_tokens)
+    model = tiny(kv_tokens, config.exact)
     model = replace(model, runner=wrap(model.runner))
     async with await Shards.open(url) as shards:
         worker = Worker(config, model, teach(make_engine(config, model)), shards, draw_worker_id(config))

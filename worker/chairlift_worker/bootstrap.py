@@ -58,6 +58,7 @@ def load(config: WorkerConfig) -> LoadedModel:
         max_context_tokens=config.context_tokens,
         dtype=config.dtype,
         device=config.device,
+        exact=config.exact,
     )
 
 

@@ -46,6 +46,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "float32", "float16", "bfloat16"],
         Meta(description="Of weights and KV: auto is float32 on a CPU, the checkpoint's own on a GPU."),
     ] = "auto"
+    exact: Annotated[
+        bool,
+        Meta(description="Outputs that no company changes by a bit: CPU, float32, the decoder; slower."),
+    ] = False
     threads: Annotated[
         int,
         Meta(description="Threads of the linear algebra; 0 leaves one core to the event loop."),
