@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
-from typing import Self, Unpack
+from typing import Self, Unpack, get_args
 
 from chairlift_client import keys, operations
 from chairlift_client.checks import check_float, check_int
@@ -21,6 +21,7 @@ from chairlift_client.dead_letters import DeadLetter, DeadLetters
 from chairlift_client.door import Door
 from chairlift_client.errors import (
     ChairliftError,
+    InvalidJob,
     JobCancelled,
     JobExpired,
     JobFailed,
@@ -211,7 +212,12 @@ class Client:
         tenant: str | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[ListedJob, None]:
-        """The jobs of a model, newest first: live ones, and ended ones whose results are still kept."""
+        """The jobs of a model, newest first: live ones, and ended ones whose results are still kept.
+
+        InvalidJob for a state that there is not.
+        """
+        if state is not None and state not in get_args(JobState):
+            raise InvalidJob(f"no state {state!r:.40}: there are {', '.join(get_args(JobState))}")
         return self._listing.jobs(keys.check_model(model), state, tenant, limit)
 
     async def models(self) -> dict[str, ModelInfo]:

@@ -226,7 +226,8 @@ class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What workers announce of a model, and what the client checks before it submits.
 
-    `context_tokens`: prompt and output together. `pool_tokens`: slots of the smallest worker's KV pool.
+    `context_tokens`: prompt and output together. `pool_tokens`: of the longest sequence, prompt and output
+    together, for which the KV pool of the smallest worker has room.
     `previous_partitions`: before the last growth; idempotency keys are looked up there too (0: never grown).
     `fingerprint` covers everything that decides a job's tokens: weights, dtype, tokenizer, template, limits.
     """

@@ -176,6 +176,7 @@ def test_dead_letters_are_retried_and_dropped(run: Run, redis_url: str, namespac
         (["submit", "-m", "m", "--raw", ""], "prompt is empty"),
         (["stream", "nonsense"], "not a job id: 'nonsense'"),
         (["jobs", "-m", "m", "--redis-url", "http://x"], "a Redis URL begins with one of redis://"),
+        (["jobs", "-m", "m", "--state", "flying"], "no state 'flying': there are waiting, delayed, running"),
         (["jobs", "-m", "m", "--config", "none.toml"], "cannot read the configuration file none.toml"),
         (["dead", "show", "nonsense"], "no dead letter's id: 'nonsense'"),
         (["dead", "drop"], "name letters, or all of a model: --all --model NAME"),

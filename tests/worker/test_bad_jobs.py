@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from chairlift_client import Client, Failed, InvalidJob, JobFailed, JobResult, SamplingParams
+from chairlift_client import Client, Failed, InvalidJob, JobFailed, JobResult, JobTooLarge, SamplingParams
 from chairlift_client.protocol import Limits
 from chairlift_client.request import JobOptions, check_options
 from running_worker import running_worker
@@ -194,3 +194,22 @@ AT_THE_DOOR = {
 def test_the_client_refuses_at_the_door_what_it_can_know(body: dict[str, Any]) -> None:
     with pytest.raises(InvalidJob):
         check_options(JobOptions(**{"model": "tiny", **body}), Limits())  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("num_prompt", [1, 39, 40])
+async def test_the_door_and_the_engine_agree_on_what_the_pool_can_hold(
+    redis_url: str, namespace: str, num_prompt: int
+) -> None:
+    """The last token is never computed, so that a pool of 64 slots has room for 65."""
+    async with (
+        running_worker(redis_url, namespace, kv_tokens=64),
+        Client(redis_url, namespace=namespace) as client,
+    ):
+        prompt = [5] * num_prompt
+        fills = SamplingParams(max_tokens=65 - num_prompt, ignore_eos=True)
+        result = await client.generate(model="tiny", token_ids=prompt, sampling=fills)
+        assert len(result.choices[0].token_ids) == 65 - num_prompt
+        assert result.choices[0].finish_reason == "length"
+        too_long = SamplingParams(max_tokens=66 - num_prompt)
+        with pytest.raises(JobTooLarge, match="need 66 tokens; the pool of tiny has 65"):
+            await client.submit(model="tiny", token_ids=prompt, sampling=too_long)

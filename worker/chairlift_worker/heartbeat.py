@@ -65,7 +65,7 @@ class Heartbeat:
             self._fingerprint,
             partitions=self._config.partitions,
             context_tokens=self._spec.context_tokens,
-            pool_tokens=pool_tokens(self._spec),
+            pool_tokens=self._spec.pool_tokens,
             heartbeat=self._fields(),
         )
         answer: Announcement = await self._shards.call(shared, lambda shard: calls.run(shard.redis, call))
@@ -96,7 +96,7 @@ class Heartbeat:
             call = open_partition(
                 prefix,
                 context_tokens=spec.context_tokens,
-                pool_tokens=pool_tokens(spec),
+                pool_tokens=spec.pool_tokens,
                 max_waiting=config.max_waiting,
                 max_bytes=config.max_queue_bytes,
                 max_tenant_jobs=config.max_tenant_jobs,
@@ -120,8 +120,3 @@ class Heartbeat:
             "steps": step.step if step else 0,
             "tokens": self.num_tokens,
         }
-
-
-def pool_tokens(spec: RunnerSpec) -> int:
-    """Slots of the KV pool."""
-    return spec.num_blocks * spec.block_size

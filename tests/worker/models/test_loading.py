@@ -42,7 +42,7 @@ def test_a_folder_of_the_llama_shape() -> None:
     assert model.architecture == "LlamaForCausalLM"
     assert model.dtype == torch.float32
     assert model.runner.spec == (640, 1024, 7, 16, frozenset({0, 2}))
-    assert (model.info.context_tokens, model.info.pool_tokens) == (1024, 112)
+    assert (model.info.context_tokens, model.info.pool_tokens) == (1024, 113)
     assert model.info.fingerprint == model.fingerprint
     ids = model.tokenizer.encode_prompt("Once upon a time")
     logits = model.runner.forward([Chunk(ids, 0, (3,), 1)])
@@ -71,8 +71,8 @@ def test_exact_is_for_the_decoder(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_nobody_sized() -> None:
-    assert load_model(str(TINY_MODEL), num_sequences=3).info.pool_tokens == 3 * 1024
-    assert load_model(str(TINY_MODEL), num_sequences=1, max_context_tokens=100).info.pool_tokens == 1024
+    assert load_model(str(TINY_MODEL), num_sequences=3).info.pool_tokens == 3 * 1024 + 1
+    assert load_model(str(TINY_MODEL), num_sequences=1, max_context_tokens=100).info.pool_tokens == 1024 + 1
 
 
 def test_a_shorter_context(tiny_copy: Path) -> None:

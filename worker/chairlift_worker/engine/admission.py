@@ -34,17 +34,13 @@ def max_output_tokens(request: EngineRequest, spec: RunnerSpec) -> int:
     _check_prompt_logprobs(num_prompt, request.sampling)
     for word in request.bad_words:
         _check_token_ids("bad_words", word, spec.vocab_size)
-    room = min(spec.context_tokens, _pool_tokens(spec)) - num_prompt
+    room = spec.longest_sequence - num_prompt
     asked = request.sampling.max_tokens
     if asked is not None:
         _check_length(num_prompt, asked, spec)
     allowed = room if asked is None else asked
     _check_log(request, allowed, spec)
     return allowed
-
-
-def _pool_tokens(spec: RunnerSpec) -> int:
-    return spec.num_blocks * spec.block_size + 1
 
 
 def _check_prompt(num_prompt: int, spec: RunnerSpec) -> None:
@@ -54,10 +50,8 @@ def _check_prompt(num_prompt: int, spec: RunnerSpec) -> None:
         raise InvalidJob(
             f"the prompt has {num_prompt} tokens; the context of {spec.context_tokens} leaves none for output"
         )
-    if num_prompt >= _pool_tokens(spec):
-        raise InvalidJob(
-            f"the prompt has {num_prompt} tokens; the KV pool has {spec.num_blocks * spec.block_size} slots"
-        )
+    if num_prompt >= spec.pool_tokens:
+        raise InvalidJob(f"the prompt has {num_prompt} tokens; the KV pool has {spec.num_slots} slots")
 
 
 def _check_length(num_prompt: int, max_tokens: int, spec: RunnerSpec) -> None:
@@ -66,8 +60,8 @@ def _check_length(num_prompt: int, max_tokens: int, spec: RunnerSpec) -> None:
     asked = f"prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens} tokens"
     if num_prompt + max_tokens > spec.context_tokens:
         raise InvalidJob(f"{asked}; the context has {spec.context_tokens}")
-    if num_prompt + max_tokens > _pool_tokens(spec):
-        raise InvalidJob(f"{asked}; the KV pool has room for {_pool_tokens(spec)}")
+    if num_prompt + max_tokens > spec.pool_tokens:
+        raise InvalidJob(f"{asked}; the KV pool has room for {spec.pool_tokens}")
 
 
 def _check_prompt_logprobs(num_prompt: int, sampling: SamplingParams) -> None:

@@ -25,6 +25,21 @@ class RunnerSpec(NamedTuple):
     block_size: int
     eos_token_ids: frozenset[int]
 
+    @property
+    def num_slots(self) -> int:
+        """Tokens whose keys and values the pool holds at once."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of the longest sequence for which the pool has room: the last one is never computed."""
+        return self.num_slots + 1
+
+    @property
+    def longest_sequence(self) -> int:
+        """Most tokens of one sequence, whichever ends first, the context or the pool."""
+        return min(self.context_tokens, self.pool_tokens)
+
 
 class Runner(Protocol):
     """Computes logits for a step. Called from the engine's thread only."""

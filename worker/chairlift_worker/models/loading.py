@@ -54,7 +54,7 @@ class LoadedModel:
         return ModelInfo(
             fingerprint=self.fingerprint,
             context_tokens=spec.context_tokens,
-            pool_tokens=spec.num_blocks * spec.block_size,
+            pool_tokens=spec.pool_tokens,
         )
 
 
@@ -106,18 +106,13 @@ def load_model(
         runner=runner,
         tokenizer=ChatTokenizer.load(folder, vocab_size=runner.spec.vocab_size),
         fingerprint=fingerprint(
-            folder, dtype=number, context_tokens=longest_sequence(runner.spec), exact=exact
+            folder, dtype=number, context_tokens=runner.spec.longest_sequence, exact=exact
         ),
         architecture=architecture_name(config),
         dtype=number,
         device=place,
         folder=folder,
     )
-
-
-def longest_sequence(spec: RunnerSpec) -> int:
-    """Where a job without max_tokens ends: the context, or the pool (the last token needs no slot)."""
-    return min(spec.context_tokens, spec.num_blocks * spec.block_size + 1)
 
 
 def _limited(runner: Runner, limit: int) -> Runner:
