@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 
 from chairlift_client.protocol import FinishReason, SamplingParams, TokenLogprobs
 from chairlift_worker.engine.request import EngineRequest
 from chairlift_worker.engine.runner import RunnerSpec
-from sampling_oracle import adjusted, draw, judge
+from sampling_oracle import adjusted, draw, judge, lead
 
 LogitsOf = Callable[[list[int]], list[float]]
 """The logits of the next token after a context."""
@@ -30,6 +31,8 @@ class ExpectedChoice:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    leads: list[Callable[[], float]] = field(default_factory=list)
+    """For each token: tells how far it was ahead of the second best."""
 
 
 def expected_choice(
@@ -48,6 +51,7 @@ def expected_choice(
         logits = logits_of(prompt + output)
         row = adjusted(logits, sampling, prompt, output, banned)
         token_id = draw(row, sampling, request.seed, index, len(output))
+        choice.leads.append(partial(lead, row, sampling, request.seed, index, len(output)))
         output.append(token_id)
         if sampling.logprobs is not None:
             choice.logprobs.append(judge(logits, token_id, sampling.logprobs))

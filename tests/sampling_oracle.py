@@ -67,11 +67,23 @@ def distribution(row: Seq[float], sampling: SamplingParams) -> dict[int, float]:
 
 def draw(row: Seq[float], sampling: SamplingParams, seed: int, choice: int, position: int) -> int:
     """The token of `adjusted` logits: the largest, or Gumbel-max with the documented noise."""
+    scores = _scores(row, sampling, seed, choice, position)
+    return max(scores, key=lambda i: (scores[i], -i))
+
+
+def lead(row: Seq[float], sampling: SamplingParams, seed: int, choice: int, position: int) -> float:
+    """How far the token of `draw` was ahead of the second best."""
+    best, second, *_ = *sorted(_scores(row, sampling, seed, choice, position).values())[::-1], -inf, -inf
+    return best - second
+
+
+def _scores(
+    row: Seq[float], sampling: SamplingParams, seed: int, choice: int, position: int
+) -> dict[int, float]:
     if sampling.temperature < 1e-5:
-        return max(range(len(row)), key=lambda i: (row[i], -i))
-    probabilities = distribution(row, sampling)
+        return dict(enumerate(row))
     key = draw_key(seed, choice, position)
-    return max(probabilities, key=lambda i: (_log(probabilities[i]) + gumbel(key, i), -i))
+    return {i: _log(p) + gumbel(key, i) for i, p in distribution(row, sampling).items()}
 
 
 def draw_key(seed: int, choice: int, position: int) -> int:

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 from math import isclose
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -26,6 +26,8 @@ from tokenizer_kinds import byte_level
 VOCAB = 128
 CONTEXT = 80
 JOBS_IN_A_ROUND = 20
+TIE = 1e-5
+"""Scores with noise reach 40, where float32 has steps of 4e-6."""
 
 
 @dataclass
@@ -231,14 +233,36 @@ def _alike(a: TokenLogprobs | None, b: TokenLogprobs | None) -> bool:
     return close and a.rank == b.rank and [t for t, _ in a.top] == [t for t, _ in b.top]
 
 
-def check_round(seed: int) -> int:
-    """The number of jobs that were held against the oracle."""
+def is_tied(heard: dict[int, Heard], expected: list[ExpectedChoice]) -> bool:
+    """Whether some choice parted from the oracle where float32 cannot tell the two best tokens apart."""
+    for index, choice in enumerate(expected):
+        ours = heard.get(index, Heard()).token_ids
+        parted = next(
+            (i for i, (a, b) in enumerate(zip(ours, choice.token_ids, strict=False)) if a != b), None
+        )
+        if parted is not None and choice.leads[parted]() < TIE:
+            return True
+    return False
+
+
+class Checked(NamedTuple):
+    """What was held against the oracle, and what could not be for a tie."""
+
+    num_jobs: int
+    num_ties: int
+
+
+def check_round(seed: int) -> Checked:
+    """All jobs of one engine."""
     rides = Round(seed)
     requests = [rides.request(number) for number in range(JOBS_IN_A_ROUND)]
     rides.ride(requests, may_cancel=True)
-    kept = [request for request in requests if request.job_id in rides.heard]
-    assert {request.job_id for request in kept} <= rides.ended
-    expected = {request.job_id: rides.expected(request) for request in kept}
+    ridden = [request for request in requests if request.job_id in rides.heard]
+    assert {request.job_id for request in ridden} <= rides.ended
+    expected = {request.job_id: rides.expected(request) for request in ridden}
+    kept = [
+        request for request in ridden if not is_tied(rides.heard[request.job_id], expected[request.job_id])
+    ]
     for request in kept:
         found = differences(rides.heard[request.job_id], expected[request.job_id])
         if not alike(
@@ -247,7 +271,7 @@ def check_round(seed: int) -> int:
             found.append("prompt logprobs")
         assert not found, (seed, request, found)
     resume(rides, kept, expected)
-    return len(kept)
+    return Checked(len(kept), len(ridden) - len(kept))
 
 
 def resume(rides: Round, kept: list[EngineRequest], expected: dict[str, list[ExpectedChoice]]) -> None:
@@ -287,18 +311,22 @@ def _resumed(request: EngineRequest, expected: list[ExpectedChoice], cut: list[i
 @pytest.mark.parametrize("seed", range(5))
 def test_100_random_jobs(seed: int) -> None:
     print(f"seed {seed}")
-    assert check_round(seed) > 0
+    checked = check_round(seed)
+    print(f"{checked.num_jobs} jobs, {checked.num_ties} ties")
+    assert checked.num_jobs > 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_2000_random_jobs() -> None:
-    seed, num_jobs = 1_000, 0
+    seed, num_jobs, num_ties = 1_000, 0, 0
     while num_jobs < 2_000:
-        num_jobs += check_round(seed)
+        checked = check_round(seed)
+        num_jobs, num_ties = num_jobs + checked.num_jobs, num_ties + checked.num_ties
         _logits.cache_clear()
         seed += 1
-    print(f"seeds 1000 to {seed - 1}: {num_jobs} jobs, no difference")
+    print(f"seeds 1000 to {seed - 1}: {num_jobs} jobs, no difference, {num_ties} more with a tie")
+    assert num_ties < 5
 
 
 def test_the_oracle_knows_the_ends_of_the_runner() -> None:
