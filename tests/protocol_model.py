@@ -72,6 +72,7 @@ class Model:
         self.memories: dict[str, Memory] = {}
         self.letters: dict[str, Submission] = {}
         self.epochs: dict[str, int] = {}
+        self.retried: set[str] = set()
         """Of each letter: how many attempts there were."""
         self.unnamed: list[tuple[Submission, int]] = []
         self.clearing = ""
@@ -144,13 +145,14 @@ class Model:
     def retry_dead(self, letter: str) -> str:
         """A letter is taken out again, by the server's name for it."""
         if letter not in self.letters:
-            return "dup"
+            return "dup" if letter in self.retried else "absent"
         job = self.letters[letter]
         old = self.jobs.get(job.job_id)
         if old is not None and old.is_live:
             return "live"
         epoch = self.epochs.pop(letter)
         del self.letters[letter]
+        self.retried.add(letter)
         self._begin(job._replace(idempotency="", delay_ms=0), epoch)
         return "ok"
 
