@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from chairlift_worker.engine.adapter import Adapter
+
 
 class Chunk(NamedTuple):
     """One sequence's part of a step: the tokens to compute now, and where its KV lies."""
@@ -28,6 +30,8 @@ class Chunk(NamedTuple):
     copy_from: int | None = None
     """A block whose content goes into the one that `start` lies in, before anything is written: the
     sequence shares a beginning with another one, and goes on in the middle of a block."""
+    adapter: Adapter | None = None
+    """Weights that its rows are computed with on top of the model's."""
 
 
 class Batch(NamedTuple):

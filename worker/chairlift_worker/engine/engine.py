@@ -153,7 +153,8 @@ class Engine:
     def _prefix(self, request: EngineRequest) -> PrefixHashes | None:
         if not (self._config.prefix_cache and request.cache):
             return None
-        identity = CacheIdentity(self._fingerprint, salt=request.cache_salt)
+        adapter = "" if request.adapter is None else request.adapter.digest
+        identity = CacheIdentity(self._fingerprint, adapter, request.cache_salt)
         return PrefixHashes(identity, self._pool.block_size)
 
     def _advance(self, heard: Heard, tokens: list[int | None], logits: Tensor) -> None:

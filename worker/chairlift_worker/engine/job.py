@@ -181,6 +181,7 @@ def _make_choice(
         num_prompt=len(request.prompt_token_ids),
         max_total_tokens=len(request.prompt_token_ids) + max(max_tokens, 1),
         prefix=prefix,
+        adapter=request.adapter,
     )
     counts = TokenCounts(request.prompt_token_ids) if has_penalties(request.sampling) else None
     return Choice(index, sequence, output, counts)

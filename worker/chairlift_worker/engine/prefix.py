@@ -22,6 +22,7 @@ class CacheIdentity(NamedTuple):
     model: str = ""
     """Fingerprint of weights, dtype and limits."""
     adapter: str = ""
+    """Digest of the weights on top of the model's; empty for none."""
     salt: str = ""
     """Jobs with different salts share nothing, so that nobody can time what others asked."""
 

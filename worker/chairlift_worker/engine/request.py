@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from chairlift_client.errors import ConfigError
 from chairlift_client.protocol import FailureCode, FinishReason, JobClass, SamplingParams, TokenLogprobs
+from chairlift_worker.engine.adapter import Adapter
 from chairlift_worker.engine.grammar import Grammar
 
 
@@ -74,6 +75,8 @@ class EngineRequest(NamedTuple):
     """Runs of tokens that must not come to stand in the output."""
     grammar: Grammar | None = None
     """The structure that the text must have."""
+    adapter: Adapter | None = None
+    """What it is computed with on top of the model."""
 
 
 class TokenDelta(NamedTuple):

@@ -222,6 +222,7 @@ class Scheduler:
             block_table=self._pool.table(sequence.job_id),
             num_logits=sequence.num_logits(start + num_tokens),
             copy_from=self._pool.borrowed(sequence.job_id),
+            adapter=sequence.adapter,
         )
 
 

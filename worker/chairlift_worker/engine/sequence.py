@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from chairlift_worker.engine.adapter import Adapter
 from chairlift_worker.engine.prefix import PrefixHashes
 
 
@@ -39,6 +40,7 @@ class Sequence:
     logits_from: int | None = None
     """Every token from this position on needs its logits, and not just the newest one: what asks for them
     must be computed, and cannot come out of a prefix cache."""
+    adapter: Adapter | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_prompt or len(self.token_ids)

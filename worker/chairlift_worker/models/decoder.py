@@ -19,10 +19,18 @@ from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
 from chairlift_worker.models.architectures import read_config
 from chairlift_worker.models.checkpoint import Weights, eos_token_ids
-from chairlift_worker.models.decoder_ops import FAST, Ops, check_exact_place, exact_ops
+from chairlift_worker.models.decoder_ops import (
+    FAST,
+    Ops,
+    check_exact_place,
+    check_exact_products,
+    exact_ops,
+)
 from chairlift_worker.models.decoder_rope import Rope, read_ropes
 from chairlift_worker.models.decoder_shape import DecoderShape, decoder_shape
 from chairlift_worker.models.decoder_weights import DecoderWeights, Layer, load_weights
+from chairlift_worker.models.lora_batch import Segment, line_up, low_rank
+from chairlift_worker.models.lora_weights import LoraWeights, LowRank, ProductName, load_lora
 
 
 class Rotation(NamedTuple):
@@ -38,6 +46,8 @@ class Step(NamedTuple):
     slots: Tensor  # [T]
     rotations: Mapping[str, Rotation]
     attention: Attention
+    segments: tuple[Segment, ...]
+    """Rows that ride with adapters."""
 
 
 class DecoderRunner:
@@ -103,32 +113,49 @@ class DecoderRunner:
         """See `Runner`."""
         return self._spec
 
+    def load_adapter(self, folder: Path, *, max_rank: int) -> LoraWeights:
+        """Read a LoRA adapter that chunks may ride with; from any thread. See `load_lora`.
+
+        ModelError also where this decoder is exact and could not be with the adapter's shapes.
+        """
+        table = self._weights.embedding
+        adapter = load_lora(folder, self._shape, table.dtype, table.device, max_rank=max_rank)
+        if self._ops is not FAST:
+            check_exact_products(adapter.matrices())
+        return adapter
+
     def forward(self, chunks: Seq[Chunk]) -> Tensor:
         """See `Runner`."""
-        batch = build_batch(chunks, self._spec.block_size, self._keys.device)
+        lined_up = line_up(chunks)
+        batch = build_batch(lined_up.chunks, self._spec.block_size, self._keys.device)
         if len(batch.copy_sources):
             for cache in (self._keys, self._values):
                 cache[:, batch.copy_targets] = cache[:, batch.copy_sources]
-        step = self._step(batch)
+        step = self._step(batch, lined_up.segments)
         hidden = embedding(batch.token_ids, self._weights.embedding) * self._embedding_scale
         for index, layer in enumerate(self._weights.layers):
             attended = self._attend(index, layer, self._norm(hidden, layer.attention_norm), step)
             hidden = hidden + self._norm(attended, layer.attention_post_norm)
-            fed_forward = self._feed_forward(layer, self._norm(hidden, layer.mlp_norm))
+            fed_forward = self._feed_forward(index, layer, self._norm(hidden, layer.mlp_norm), step)
             hidden = hidden + self._norm(fed_forward, layer.mlp_post_norm)
-        rows = self._norm(hidden[batch.logit_rows], self._weights.norm)
+        logit_rows = batch.logit_rows
+        if lined_up.logit_places is not None:
+            logit_rows = logit_rows[list(lined_up.logit_places)]
+        rows = self._norm(hidden[logit_rows], self._weights.norm)
         return _capped(self._ops.linear(rows, self._weights.head, None).float(), self._shape.logit_cap)
 
-    def _step(self, batch: Batch) -> Step:
+    def _step(self, batch: Batch, segments: tuple[Segment, ...]) -> Step:
         return Step(
             slots=batch.slots,
             rotations={name: _rotation(batch.positions, rope) for name, rope in self._ropes.items()},
             attention=self._ops.prepare_attention(batch.query_starts, batch.context_lens, batch.block_tables),
+            segments=segments,
         )
 
     def _attend(self, index: int, layer: Layer, hidden: Tensor, step: Step) -> Tensor:
         shape, kind = self._shape, self._shape.layers[index]
-        heads = self._ops.linear(hidden, layer.qkv, layer.qkv_bias).view(len(hidden), -1, shape.head_dim)
+        projected = self._project(hidden, layer.qkv, layer.qkv_bias, step, index, "qkv")
+        heads = projected.view(len(hidden), -1, shape.head_dim)
         query, key, value = torch.tensor_split(heads, shape.head_bounds, dim=1)
         query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         if kind.rope is not None:
@@ -138,12 +165,23 @@ class DecoderRunner:
         attended = step.attention(
             query, keys, values, scale=shape.score_scale, window=kind.window, soft_cap=shape.score_cap
         )
-        return self._ops.linear(attended.flatten(1), layer.output, layer.output_bias)
+        return self._project(attended.flatten(1), layer.output, layer.output_bias, step, index, "output")
 
-    def _feed_forward(self, layer: Layer, hidden: Tensor) -> Tensor:
-        gate_up = self._ops.linear(hidden, layer.gate_up, layer.gate_up_bias)
+    def _feed_forward(self, index: int, layer: Layer, hidden: Tensor, step: Step) -> Tensor:
+        gate_up = self._project(hidden, layer.gate_up, layer.gate_up_bias, step, index, "gate_up")
         multiply = self._ops.silu_mul if self._shape.activation == "silu" else self._ops.gelu_mul
-        return self._ops.linear(multiply(gate_up), layer.down, layer.down_bias)
+        return self._project(multiply(gate_up), layer.down, layer.down_bias, step, index, "down")
+
+    def _project(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, step: Step, index: int, name: ProductName
+    ) -> Tensor:
+        """A product of layer `index` with what the adapters on board add to it."""
+        output = self._ops.linear(hidden, weight, bias)
+        for start, end, adapter in step.segments:
+            pair: LowRank | None = getattr(adapter.layers[index], name)
+            if pair is not None:
+                output[start:end] += low_rank(hidden[start:end], pair, self._ops.linear)
+        return output
 
     def _norm(self, hidden: Tensor, weight: Tensor | None) -> Tensor:
         """Normed in the weight's dtype; unchanged where the model has no such norm."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -42,12 +42,17 @@ def check_exact_place(dtype: torch.dtype, device: torch.device) -> None:
 
 def exact_ops(weights: DecoderWeights) -> Ops:
     """The exact ops, tried on the shapes of these weights; ConfigError if this machine cannot keep them."""
-    shape = exact.check_products(_matrices(weights))
+    check_exact_products(_matrices(weights))
+    return _EXACT
+
+
+def check_exact_products(matrices: Iterable[Tensor]) -> None:
+    """ConfigError if this machine's products with one of them depend on the batch."""
+    shape = exact.check_products(matrices)
     if shape is not None:
         raise ConfigError(
             f"exact: on this machine products with a matrix of {shape[0]} x {shape[1]} depend on the batch"
         )
-    return _EXACT
 
 
 def _matrices(weights: DecoderWeights) -> Iterator[Tensor]:

@@ -11,8 +11,14 @@ from chairlift_client.errors import ModelError
 from chairlift_worker.models.checkpoint import Weights
 from chairlift_worker.models.decoder_shape import DecoderShape
 
-_Stack = tuple[list[str], list[int]]
-"""Names of matrices that lie one below the other, and the rows of each."""
+
+class Projection(NamedTuple):
+    """Matrices of one layer that lie one below the other in one product."""
+
+    modules: tuple[str, ...]
+    """Their names within the layer."""
+    rows: tuple[int, ...]
+    columns: int
 
 
 class Layer(NamedTuple):
@@ -41,6 +47,33 @@ class DecoderWeights(NamedTuple):
     layers: tuple[Layer, ...]
     norm: Tensor  # [N]
     head: Tensor  # [vocabulary, N], the embedding itself where they are tied
+
+
+class Projections(NamedTuple):
+    """The products of a layer."""
+
+    qkv: Projection
+    output: Projection
+    gate_up: Projection
+    down: Projection
+
+
+def projections(shape: DecoderShape) -> Projections:
+    """The same in every layer."""
+    size, inner = shape.hidden_size, shape.intermediate_size
+    query, both_kv = shape.num_heads * shape.head_dim, 2 * [shape.num_kv_heads * shape.head_dim]
+    if shape.fused:
+        qkv = Projection(("self_attn.qkv_proj",), (query + sum(both_kv),), size)
+        gate_up = Projection(("mlp.gate_up_proj",), (2 * inner,), size)
+    else:
+        qkv = Projection(tuple(f"self_attn.{name}_proj" for name in "qkv"), (query, *both_kv), size)
+        gate_up = Projection(("mlp.gate_proj", "mlp.up_proj"), (inner, inner), size)
+    return Projections(
+        qkv=qkv,
+        output=Projection(("self_attn.o_proj",), (size,), query),
+        gate_up=gate_up,
+        down=Projection(("mlp.down_proj",), (size,), inner),
+    )
 
 
 def load_weights(
@@ -79,53 +112,43 @@ class _Reader:
     def optional_norm(self, present: bool, name: str, size: int) -> Tensor | None:
         return self.norm(name, size) if present else None
 
-    def stack(self, names: list[str], rows: list[int], columns: int) -> Tensor:
-        """Matrices [row, columns] one below the other."""
-        parts = [self.take(f"{name}.weight", row, columns) for name, row in zip(names, rows, strict=True)]
+    def stack(self, prefix: str, projection: Projection) -> Tensor:
+        """The matrices of a layer's projection, one below the other."""
+        parts = [
+            self.take(f"{prefix}.{module}.weight", rows, projection.columns)
+            for module, rows in zip(projection.modules, projection.rows, strict=True)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def bias(self, present: bool, names: list[str], rows: list[int]) -> Tensor | None:
+    def bias(self, present: bool, prefix: str, projection: Projection) -> Tensor | None:
         if not present:
             return None
-        return torch.cat([self.take(f"{name}.bias", row) for name, row in zip(names, rows, strict=True)])
+        named = zip(projection.modules, projection.rows, strict=True)
+        return torch.cat([self.take(f"{prefix}.{module}.bias", rows) for module, rows in named])
 
 
 def _load_layer(reader: _Reader, shape: DecoderShape, index: int) -> Layer:
     prefix = f"model.layers.{index}"
-    attention, mlp, size = f"{prefix}.self_attn", f"{prefix}.mlp", shape.hidden_size
-    qkv, gate_up = _matrices_before(shape, attention, mlp)
-    output = [f"{attention}.o_proj"], [size]
-    down = [f"{mlp}.down_proj"], [size]
+    attention, size = f"{prefix}.self_attn", shape.hidden_size
+    products = projections(shape)
     after_attention = f"{prefix}.post_attention_layernorm"  # named as if it always stood there
     before_mlp = f"{prefix}.pre_feedforward_layernorm" if shape.post_norms else after_attention
     after_mlp = f"{prefix}.post_feedforward_layernorm"
     return Layer(
         attention_norm=reader.norm(f"{prefix}.input_layernorm", size),
-        qkv=reader.stack(*qkv, size),
-        qkv_bias=reader.bias(shape.qkv_bias, *qkv),
+        qkv=reader.stack(prefix, products.qkv),
+        qkv_bias=reader.bias(shape.qkv_bias, prefix, products.qkv),
         query_norm=reader.optional_norm(shape.qk_norm, f"{attention}.q_norm", shape.head_dim),
         key_norm=reader.optional_norm(shape.qk_norm, f"{attention}.k_norm", shape.head_dim),
-        output=reader.stack(*output, shape.num_heads * shape.head_dim),
-        output_bias=reader.bias(shape.output_bias, *output),
+        output=reader.stack(prefix, products.output),
+        output_bias=reader.bias(shape.output_bias, prefix, products.output),
         attention_post_norm=reader.optional_norm(shape.post_norms, after_attention, size),
         mlp_norm=reader.norm(before_mlp, size),
-        gate_up=reader.stack(*gate_up, size),
-        gate_up_bias=reader.bias(shape.mlp_bias, *gate_up),
-        down=reader.stack(*down, shape.intermediate_size),
-        down_bias=reader.bias(shape.mlp_bias, *down),
+        gate_up=reader.stack(prefix, products.gate_up),
+        gate_up_bias=reader.bias(shape.mlp_bias, prefix, products.gate_up),
+        down=reader.stack(prefix, products.down),
+        down_bias=reader.bias(shape.mlp_bias, prefix, products.down),
         mlp_post_norm=reader.optional_norm(shape.post_norms, after_mlp, size),
-    )
-
-
-def _matrices_before(shape: DecoderShape, attention: str, mlp: str) -> tuple[_Stack, _Stack]:
-    """The matrices before the attention and before the activation."""
-    query_rows, kv_rows = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    if shape.fused:
-        qkv = [f"{attention}.qkv_proj"], [query_rows + 2 * kv_rows]
-        return qkv, ([f"{mlp}.gate_up_proj"], [2 * shape.intermediate_size])
-    return (
-        ([f"{attention}.{name}_proj" for name in "qkv"], [query_rows, kv_rows, kv_rows]),
-        ([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [shape.intermediate_size] * 2),
     )
 
 
