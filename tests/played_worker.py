@@ -46,11 +46,12 @@ class PlayedWorker:
         await worker.announce(max_waiting)
         return worker
 
-    async def announce(self, max_waiting: int = 0) -> None:
+    async def announce(self, max_waiting: int = 0, *, adapters: bool = False) -> None:
         """Heartbeat, and the limits of every partition."""
         call = operations.announce(
             keys.shared(self.namespace), self.name, LEASE_MS, self.model, "fp",
-            partitions=self.partitions, context_tokens=100, pool_tokens=1000, heartbeat={"pid": 7},
+            partitions=self.partitions, context_tokens=100, pool_tokens=1000, adapters=adapters,
+            heartbeat={"pid": 7},
         )  # fmt: skip
         assert (await self.shards.run(call)).fingerprint is None
         for partition in range(self.partitions):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from chairlift_client.connection import Shards
-from chairlift_worker.bootstrap import draw_worker_id, make_engine
+from chairlift_worker.bootstrap import draw_worker_id, make_engine, make_shelf
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.runner import Runner
@@ -49,7 +49,14 @@ async def running_worker(
     model = tiny(kv_tokens, config.exact)
     model = replace(model, runner=wrap(model.runner))
     async with await Shards.open(url) as shards:
-        worker = Worker(config, model, teach(make_engine(config, model)), shards, draw_worker_id(config))
+        worker = Worker(
+            config,
+            model,
+            teach(make_engine(config, model)),
+            shards,
+            draw_worker_id(config),
+            adapters=make_shelf(config, model),
+        )
         running = asyncio.create_task(worker.run())
         try:
             yield worker

@@ -62,6 +62,7 @@ def submit(
     stop: Annotated[
         list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")
     ] = None,
+    adapter: Annotated[str | None, typer.Option(help="A LoRA adapter that the workers have.")] = None,
     job_class: Annotated[str, typer.Option("--class", help="high, normal, low or batch.")] = "normal",
     tenant: Annotated[str, typer.Option(help="On whose account.")] = "default",
     deadline: Annotated[float | None, typer.Option(help="Seconds after which the job fails.")] = None,
@@ -91,6 +92,7 @@ def submit(
             messages=None if raw else messages,
             prompt=text if raw else None,
             sampling={name: value for name, value in sampling.items() if value is not None},
+            adapter=adapter,
             job_class=cast(JobClass, job_class),  # submit checks it
             tenant=tenant,
             deadline_s=deadline,

@@ -82,6 +82,11 @@ class Door:
             if not job.allow_unknown_model:
                 return _unknown(job.model)
             info = ModelInfo(fingerprint="")
+        if job.body.adapter is not None and info.fingerprint and not info.adapters:
+            # They may have begun to serve adapters since it was looked up.
+            info = await self.model(job.model, fresh=True) or info
+            if not info.adapters:
+                return InvalidJob(f"{job.model!r} is served without adapters; asked for {job.body.adapter!r}")
         earlier = await self._find_earlier(job, info)
         if earlier is not None:
             return _outcome(earlier, job.model)

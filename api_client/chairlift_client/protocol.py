@@ -142,7 +142,8 @@ class Tokens(Struct, frozen=True, array_like=True, tag="tokens", omit_defaults=T
 
     `prompt_logprobs` stands there too, if asked for: one for each token of the prompt, None for the first.
     `candidates` are outputs of a `best_of` job. They are logged, so that the job can be resumed, but only
-    the last event tells in `choices` which of them are kept.
+    the last event tells in `choices` which of them are kept. `adapter`, beside `prompt`, is a hash of the
+    weights of the job's adapter: another worker goes on only with the same ones.
     """
 
     seq: int
@@ -152,6 +153,7 @@ class Tokens(Struct, frozen=True, array_like=True, tag="tokens", omit_defaults=T
     prompt: Usage | None = None
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     candidates: tuple[ChoiceDelta, ...] = ()
+    adapter: str = ""
 
 
 class Finished(Struct, frozen=True, array_like=True, tag="finished"):
@@ -230,6 +232,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     together, for which the KV pool of the smallest worker has room.
     `previous_partitions`: before the last growth; idempotency keys are looked up there too (0: never grown).
     `fingerprint` covers everything that decides a job's tokens: weights, dtype, tokenizer, template, limits.
+    `adapters`: whether jobs may name one; which ones there are is the workers' to know.
     """
 
     fingerprint: str
@@ -237,6 +240,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     previous_partitions: int = 0
     context_tokens: int = 0
     pool_tokens: int = 0
+    adapters: bool = False
 
 
 _event_decoder = msgspec.msgpack.Decoder(LoggedEvent)

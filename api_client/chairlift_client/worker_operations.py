@@ -264,10 +264,12 @@ def announce(
     partitions: int,
     context_tokens: int,
     pool_tokens: int,
+    adapters: bool = False,
     heartbeat: dict[str, str | int | float],
 ) -> Call[Announcement]:
     """A worker's heartbeat: what model it serves, and how it is."""
     arguments: list[Argument] = [worker, ttl_ms, model, fingerprint, partitions, context_tokens, pool_tokens]
+    arguments.append(int(adapters))
     for field, value in (heartbeat or {"pid": 0}).items():
         arguments.extend((field, value))
     return Call("announce", shared, tuple(arguments), _announcement)

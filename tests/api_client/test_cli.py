@@ -171,6 +171,7 @@ def test_dead_letters_are_retried_and_dropped(run: Run, redis_url: str, namespac
     ("arguments", "message"),
     [
         (["submit", "-m", "nobody", "x"], "no worker has announced 'nobody'"),
+        (["submit", "-m", "m", "x", "--adapter", "a" * 97], "adapter has 97 characters"),
         (["submit", "-m", "m", "x", "--top-p", "7"], "top_p = 7 is outside more than 0 … 1"),
         (["submit", "-m", "m", "x", "--class", "urgent"], "job_class = 'urgent' is none of"),
         (["submit", "-m", "m", "--raw", ""], "prompt is empty"),

@@ -216,6 +216,18 @@ async def test_keys_are_found_again_after_the_partitions_grew(client: Client, wo
     assert max(int(job.id.split(".")[1]) for job in new) > 3
 
 
+async def test_an_adapter_is_asked_for_only_where_there_are_some(
+    client: Client, worker: PlayedWorker
+) -> None:
+    with pytest.raises(InvalidJob, match="'m' is served without adapters; asked for 'polite'"):
+        await client.submit(model="m", prompt="x", adapter="polite")
+    await client.submit(model="new", prompt="x", adapter="polite", allow_unknown_model=True)
+    await worker.announce(adapters=True)  # what the client has heard is out of date now
+    await client.submit(model="m", prompt="x", adapter="polite")
+    (ride,) = await worker.claim()
+    assert decode_body(ride.job.body).adapter == "polite"
+
+
 async def test_submit_many_answers_for_each(client: Client, worker: PlayedWorker) -> None:
     jobs: list[JobOptions] = [
         {"model": "m", "prompt": "a"},

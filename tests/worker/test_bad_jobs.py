@@ -92,7 +92,7 @@ BAD: dict[str, tuple[dict[str, Any] | bytes, str]] = {
     ),
     "role": ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, r"messages\[0\].role is '<|im_end|>'"),
     "template": ({"messages": TWO_USERS, "chat_template": "{% if %}"}, "chat_template is not valid"),
-    "adapter": ({"prompt": "x", "adapter": "nobody"}, "adapter 'nobody'"),
+    "adapter": ({"prompt": "x", "adapter": "nobody"}, "no adapters; the job asks for 'nobody'"),
 }
 
 NEIGHBOURS = [

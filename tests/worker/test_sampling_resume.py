@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -23,6 +24,8 @@ from chairlift_client import (
 )
 from fleet import Fleet
 from hooked_runner import Hooks
+from lora_adapters import save_random_adapter
+from tiny_model import TINY_MODEL
 
 SCHEMA = {
     "type": "object",
@@ -66,6 +69,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     ),
     "typical": order(typical_p=0.8, min_p=0.01, ignore_eos=True),
     "stops": order(stop=("forest", "they lived", "😊"), min_tokens=30, include_stop=True),
+    "adapter": order(logprobs=1, ignore_eos=True) | {"adapter": "fox"},
+    "adapter and choices": order(n=2, temperature=0.9, ignore_eos=True) | {"adapter": "hen"},
     "structured choices": order(JsonSchema(schema=SCHEMA), max_tokens=400, n=3, repetition_penalty=1.1),
 }
 
@@ -135,24 +140,27 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-async def test_every_feature_survives_kill_9(fleet: Fleet, redis_url: str, namespace: str) -> None:
+async def test_every_feature_survives_kill_9(
+    fleet: Fleet, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    for seed, name in enumerate(("fox", "hen")):
+        save_random_adapter(TINY_MODEL, tmp_path / name, seed=seed, strength=0.05)
+    fields: dict[str, Any] = {"max_num_seqs": 32, "adapters": str(tmp_path)}
     slow = Hooks(step_s=0.02)
-    calm_worker = await fleet.spawn(redis_url, f"{namespace}-calm", max_num_seqs=32)
+    calm_worker = await fleet.spawn(redis_url, f"{namespace}-calm", **fields)
     async with Client(redis_url, namespace=f"{namespace}-calm") as client:
         calm_jobs = {name: await client.submit(**request) for name, request in FEATURES.items()}
         calm = {name: await job.result(timeout=60) for name, job in calm_jobs.items()}
     await calm_worker.kill()
     async with Client(redis_url, namespace=namespace) as client:
-        victim = await fleet.spawn(
-            redis_url, namespace, lease_s=0.5, max_num_seqs=32, lookahead=16, hooks=slow
-        )
+        victim = await fleet.spawn(redis_url, namespace, lease_s=0.5, lookahead=16, hooks=slow, **fields)
         jobs = {name: await client.submit(**request) for name, request in FEATURES.items()}
         listeners = {name: Listener(job.id) for name, job in jobs.items()}
         listening = [asyncio.create_task(listener.listen(client)) for listener in listeners.values()]
         async with asyncio.timeout(30):
             await asyncio.gather(*(listener.has_begun.wait() for listener in listeners.values()))
         await victim.kill()
-        heir = await fleet.spawn(redis_url, namespace, lease_s=0.5, max_num_seqs=32, lookahead=16)
+        heir = await fleet.spawn(redis_url, namespace, lease_s=0.5, lookahead=16, **fields)
         results = {name: await job.result(timeout=60) for name, job in jobs.items()}
         await asyncio.gather(*listening)
     await heir.kill()
@@ -182,3 +190,4 @@ def check_features(results: dict[str, JobResult]) -> None:
     assert best == sorted(best, reverse=True)
     assert results["best of"].usage.output_tokens > sum(len(c.token_ids) for c in results["best of"].choices)
     assert "the" not in results["bias and bans"].text.split()
+    assert results["adapter"].text != results["logprobs"].text

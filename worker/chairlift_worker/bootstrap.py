@@ -9,15 +9,18 @@ import re
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from chairlift_client import keys
 from chairlift_client.connection import Shards
+from chairlift_client.errors import ConfigError
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import EngineConfig
+from chairlift_worker.models.adapter_shelf import AdapterShelf
 from chairlift_worker.models.loading import LoadedModel, load_model
 from chairlift_worker.server_check import check_policy, check_server
 from chairlift_worker.service import Worker
@@ -40,7 +43,14 @@ async def serve(config: WorkerConfig, model: LoadedModel) -> None:
     """Serve until SIGTERM (drain) or SIGINT (at once)."""
     async with await Shards.open(config.redis_url) as shards:
         await check_policy(shards)
-        worker = Worker(config, model, make_engine(config, model), shards, draw_worker_id(config))
+        worker = Worker(
+            config,
+            model,
+            make_engine(config, model),
+            shards,
+            draw_worker_id(config),
+            adapters=make_shelf(config, model),
+        )
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, worker.drain)
         loop.add_signal_handler(signal.SIGINT, worker.stop_now)
@@ -59,6 +69,7 @@ def load(config: WorkerConfig) -> LoadedModel:
         dtype=config.dtype,
         device=config.device,
         exact=config.exact,
+        adapters=bool(config.adapters),
     )
 
 
@@ -73,6 +84,16 @@ def make_engine(config: WorkerConfig, model: LoadedModel) -> Engine:
         target_itl_s=config.target_itl_ms / 1000,
     )
     return Engine(model.runner, model.tokenizer, limits, fingerprint=model.fingerprint)
+
+
+def make_shelf(config: WorkerConfig, model: LoadedModel) -> AdapterShelf | None:
+    """The adapters that jobs may name. ConfigError where there is no such folder, or the model takes none."""
+    if not config.adapters:
+        return None
+    if model.load_adapter is None:
+        raise ConfigError(f"adapters needs the decoder; {model.architecture} runs on transformers")
+    load = partial(model.load_adapter, max_rank=config.max_adapter_rank)
+    return AdapterShelf(Path(config.adapters).expanduser(), load, max_held=config.max_adapters)
 
 
 def draw_worker_id(config: WorkerConfig) -> str:

@@ -80,6 +80,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(description="Keep KV for jobs of the same tenant that begin alike."),
     ] = True
+    adapters: Annotated[
+        str,
+        Meta(
+            description="A folder of LoRA adapters, each a sub-folder whose name jobs ask for; none if empty."
+        ),
+    ] = ""
+    max_adapters: Annotated[int, Meta(description="Most adapters in memory at once.")] = 8
+    max_adapter_rank: Annotated[int, Meta(description="Highest rank of an adapter.")] = 64
     lookahead: Annotated[
         int,
         Meta(description="Jobs claimed beyond max_num_seqs, so that a freed place is filled at once."),
@@ -151,6 +159,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_step_tokens", 1, 1 << 20),
     ("max_prefill_tokens", 0, 1 << 20),
     ("target_itl_ms", 0, 3_600_000),
+    ("max_adapters", 1, 4096),
+    ("max_adapter_rank", 1, 4096),
     ("lookahead", 0, 4096),
     ("lease_s", 0.2, 3600),
     ("grace_s", 0, 86_400),

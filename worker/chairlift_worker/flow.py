@@ -21,12 +21,14 @@ import msgspec
 from chairlift_client.errors import InvalidJob
 from chairlift_client.worker_operations import ClaimReply, RetryPolicy, UnreadableJob
 from chairlift_worker.engine.engine import Engine
-from chairlift_worker.engine.request import EngineRequest, Failure, StepReport, TokenDelta
+from chairlift_worker.engine.request import Failure, StepReport, TokenDelta
 from chairlift_worker.engine_thread import Add, Cancel, EngineBroken, EngineThread
+from chairlift_worker.models.adapter_shelf import AdapterShelf, NoRoom
 from chairlift_worker.models.tokenizer import ChatTokenizer
-from chairlift_worker.queue.admission import TakesLong, admit
+from chairlift_worker.queue.admission import Admitted, OtherWeights, TakesLong, admit
 from chairlift_worker.queue.attempts import Attempt, Board
 from chairlift_worker.queue.clock import ServerClock
+from chairlift_worker.queue.loans import Loans
 from chairlift_worker.queue.outbox import Outbox, Parcel
 from chairlift_worker.queue.publisher import Publisher
 from chairlift_worker.structured.compiler import StructureCompiler
@@ -71,12 +73,17 @@ class JobFlow:
         outbox: Outbox,
         clock: ServerClock,
         structures: StructureCompiler,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._board = board
         self._clock = clock
         self._publisher = Publisher(worker_id, outbox, policy)
         self._structures = structures
+        self._adapters = adapters
+        self._loans = Loans(
+            adapters, lambda attempt, order: self._start_admission(attempt, order, self._admissions)
+        )
         self._admissions = ThreadPoolExecutor(1, thread_name_prefix="admission")
         # Apart, so that nobody else waits for what takes long; their number bounds the cores it takes.
         self._slow_admissions = ThreadPoolExecutor(NUM_SLOW_ADMISSIONS, thread_name_prefix="slow-admission")
@@ -224,16 +231,27 @@ class JobFlow:
 
     def _start_admission(self, attempt: Attempt, order: int, pool: ThreadPoolExecutor) -> None:
         may_take_long = pool is self._slow_admissions
-        work = partial(admit, attempt, self._tokenizer, self._structures, order, may_take_long=may_take_long)
+        needed = (self._tokenizer, self._structures, self._adapters)
+        work = partial(admit, attempt, *needed, order, may_take_long=may_take_long)
         future = asyncio.get_running_loop().run_in_executor(pool, work)
         future.add_done_callback(lambda done: self._admitted(attempt, order, done))
 
-    def _admitted(self, attempt: Attempt, order: int, done: asyncio.Future[EngineRequest]) -> None:
-        if done.cancelled() or self._board.get(attempt.key) is None:
+    def _admitted(self, attempt: Attempt, order: int, done: asyncio.Future[Admitted]) -> None:
+        if done.cancelled():
+            return
+        if self._board.get(attempt.key) is None:
+            self._loans.came_too_late(order, done)
             return
         error = done.exception()
+        if error is not None and not isinstance(error, TakesLong | NoRoom):
+            self._loans.give_up(order)
         if isinstance(error, TakesLong):
             self._start_admission(attempt, order, self._slow_admissions)
+        elif isinstance(error, NoRoom):
+            self._loans.wait(attempt, order, error)
+        elif isinstance(error, OtherWeights):
+            log.warning("job %s cannot go on here: %s", attempt.job.job_id, error)
+            self._fail(attempt, str(error))
         elif isinstance(error, InvalidJob):
             self.refused(Failure(attempt.key, "invalid", str(error)))
         elif error is not None:
@@ -241,7 +259,13 @@ class JobFlow:
             log.debug("job %s", attempt.job.job_id, exc_info=error)  # may quote the prompt
             self._fail(attempt, f"admission: {type(error).__name__}")
         else:
-            self._tell(Add(done.result()))
+            self._board_admitted(attempt, done.result())
+
+    def _board_admitted(self, attempt: Attempt, admitted: Admitted) -> None:
+        if admitted.loan is not None:
+            attempt.adapter = admitted.loan.adapter.digest
+            self._loans.lend(attempt, admitted.loan)
+        self._tell(Add(admitted.request))
 
     def _fail(self, attempt: Attempt, reason: str) -> None:
         self._publisher.attempt_failed(attempt, reason)
@@ -250,6 +274,7 @@ class JobFlow:
 
     def _let_go(self, attempt: Attempt) -> None:
         self._board.drop(attempt.key)
+        self._loans.let_go(attempt)
         self._owner.let_go()
 
     def _tell(self, command: Add | Cancel) -> None:

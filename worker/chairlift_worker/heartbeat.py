@@ -19,11 +19,13 @@ from chairlift_client.worker_operations import Announcement, announce, open_part
 from chairlift_worker.config import WorkerConfig
 from chairlift_worker.engine.request import StepStats
 from chairlift_worker.engine.runner import RunnerSpec
+from chairlift_worker.models.adapter_shelf import AdapterShelf
 from chairlift_worker.queue.attempts import Board
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_TTL = 3
+MAX_NAMES_CHARS = 4096
 
 
 class Heartbeat:
@@ -38,6 +40,7 @@ class Heartbeat:
         worker_id: str,
         board: Board,
         num_used_blocks: Callable[[], int],
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self._config = config
         self._spec = spec
@@ -46,6 +49,7 @@ class Heartbeat:
         self._worker_id = worker_id
         self._board = board
         self._num_used_blocks = num_used_blocks
+        self._adapters = adapters
         self._started_at = time.time()
         self.last_step: StepStats | None = None
         self.num_tokens = 0
@@ -57,6 +61,7 @@ class Heartbeat:
     async def announce(self) -> int:
         """One beat; how many partitions the model has. ModelError if another fingerprint is alive."""
         shared = keys.shared(self._config.namespace)
+        adapters = {} if self._adapters is None else await asyncio.to_thread(_adapter_fields, self._adapters)
         call = announce(
             shared,
             self._worker_id,
@@ -66,7 +71,8 @@ class Heartbeat:
             partitions=self._config.partitions,
             context_tokens=self._spec.context_tokens,
             pool_tokens=self._spec.pool_tokens,
-            heartbeat=self._fields(),
+            adapters=self._adapters is not None,
+            heartbeat=self._fields() | adapters,
         )
         answer: Announcement = await self._shards.call(shared, lambda shard: calls.run(shard.redis, call))
         if answer.fingerprint is not None:
@@ -120,3 +126,13 @@ class Heartbeat:
             "steps": step.step if step else 0,
             "tokens": self.num_tokens,
         }
+
+
+def _adapter_fields(adapters: AdapterShelf) -> dict[str, str | int | float]:
+    """Looks into a folder, which may take a while."""
+    names = adapters.names
+    return {
+        "adapters": len(names),
+        "adapters_held": adapters.num_held,
+        "adapter_names": ",".join(names)[:MAX_NAMES_CHARS],
+    }

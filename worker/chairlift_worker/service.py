@@ -22,6 +22,7 @@ from chairlift_worker.engine.engine import Engine
 from chairlift_worker.engine.request import StepReport
 from chairlift_worker.flow import JobFlow
 from chairlift_worker.heartbeat import Heartbeat
+from chairlift_worker.models.adapter_shelf import AdapterShelf
 from chairlift_worker.models.loading import LoadedModel
 from chairlift_worker.probes import Probes
 from chairlift_worker.queue import wake
@@ -40,7 +41,14 @@ class Worker:
     """One model, one engine, one place in the queue. `run` until `drain` or `stop_now`."""
 
     def __init__(
-        self, config: WorkerConfig, model: LoadedModel, engine: Engine, shards: Shards, worker_id: str
+        self,
+        config: WorkerConfig,
+        model: LoadedModel,
+        engine: Engine,
+        shards: Shards,
+        worker_id: str,
+        *,
+        adapters: AdapterShelf | None = None,
     ) -> None:
         self.id = worker_id
         self._config = config
@@ -59,6 +67,7 @@ class Worker:
             board=self._board,
             outbox=self._outbox,
             clock=self._clock,
+            adapters=adapters,
             structures=StructureCompiler(
                 model.tokenizer.backend, vocab_size=self._spec.vocab_size, endings=self._spec.eos_token_ids
             ),
@@ -71,6 +80,7 @@ class Worker:
             worker_id,
             self._board,
             lambda: self.num_used_blocks,
+            adapters,
         )
         self._probes = Probes(
             config.ready_file,

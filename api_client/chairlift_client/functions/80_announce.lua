@@ -1,6 +1,7 @@
 -- Here KEYS[1] is cl:{<namespace>}: what belongs to no partition.
 --
--- announce: worker, heartbeat ms, model, fingerprint, partitions, context tokens, pool tokens, field, value …
+-- announce: worker, heartbeat ms, model, fingerprint, partitions, context tokens, pool tokens, takes adapters (0
+-- or 1), field, value …
 -- → {'ok', partitions} | {'fingerprint', the other}
 -- The workers of one model share a fingerprint, since a job may be begun by one and ended by another. The
 -- number of partitions only grows; the one before is kept for idempotency keys that stand under it.
@@ -31,12 +32,13 @@ local function announce(keys, args)
     partitions = known.partitions
   end
   redis.call('HSET', p .. ':models', model, cmsgpack.pack { fingerprint = fingerprint, partitions = partitions,
-    previous_partitions = before, context_tokens = tonumber(args[6]), pool_tokens = tonumber(args[7]) })
+    previous_partitions = before, context_tokens = tonumber(args[6]), pool_tokens = tonumber(args[7]),
+    adapters = args[8] == '1' })
   keep(p .. ':models', MODEL_TTL)
   redis.call('ZREMRANGEBYSCORE', p .. ':workers', '-inf', now - DAY_MS)
   redis.call('ZADD', p .. ':workers', now + ttl, worker)
   keep(p .. ':workers', DAY_MS)
-  redis.call('HSET', p .. ':worker:' .. worker, 'model', model, 'fingerprint', fingerprint, unpack(args, 8))
+  redis.call('HSET', p .. ':worker:' .. worker, 'model', model, 'fingerprint', fingerprint, unpack(args, 9))
   redis.call('PEXPIRE', p .. ':worker:' .. worker, ttl)
   return { 'ok', partitions }
 end

@@ -250,7 +250,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "from the future": (lambda p: edit_config(p, use_xyz=3), "use_xyz = 3 is not supported"),
     "no rank": (lambda p: edit_config(p, r=0), "Expected `int` >= 1"),
     "rank": (lambda p: edit_config(p, r=65), "its rank is 65; this worker takes at most 64"),
-    "rank of a module": (lambda p: edit_config(p, rank_pattern={"q_proj": 99}), "its rank is 99; this worker"),
+    "rank of a module": (lambda p: edit_config(p, rank_pattern={"q_proj": 99}), "its rank is 99"),
     "another rank": (
         lambda p: edit_config(p, r=8),
         rf"tensor {Q0}.lora_A.weight has shape \(4, 96\); base model and config ask for \(8, 96\)",
@@ -260,11 +260,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: edit_config(p, alpha_pattern={"(a+)+q_proj": 3}),
         r"alpha_pattern has '\(a\+\)\+q_proj'; only names of modules are supported",
     ),
-    "half a pair": (lambda p: edit_tensors(p, drop("0.self_attn.q_proj.lora_B")), f"{Q0}.lora_B.weight is missing"),
-    "a module less": (lambda p: edit_tensors(p, drop("layers.3.mlp.up")), "layers.3.mlp.up_proj.lora_A.weight is m"),
+    "half a pair": (
+        lambda p: edit_tensors(p, drop("0.self_attn.q_proj.lora_B")),
+        f"tensor {Q0}.lora_B.weight is missing",
+    ),
+    "a module less": (lambda p: edit_tensors(p, drop("layers.3.mlp.up")), "3.mlp.up_proj.lora_A.weight is m"),
     "head": (
         lambda p: edit_tensors(p, add("base_model.model.lm_head.lora_A.weight", 4, 96)),
-        r"1 of 57 tensors belong to nothing that can be adapted .*: base_model\.model\.lm_head\.lora_A\.weight",
+        r"1 of 57 tensors belong to nothing that can be adapted .*: base_model\.model\.lm_head",
     ),
     "embedding": (
         lambda p: edit_tensors(p, add("base_model.model.model.embed_tokens.lora_embedding_A", 4, 640)),
@@ -274,11 +277,15 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: edit_tensors(p, add("base_model.model.model.layers.4.mlp.up_proj.lora_A.weight", 4, 96)),
         r"1 of 57 tensors .*layers\.4\.mlp",
     ),
+    "not finite": (
+        lambda p: edit_tensors(p, lambda tensors: {k: v * torch.nan for k, v in tensors.items()}),
+        rf"tensor {Q0}.lora_A.weight has numbers that are not finite",
+    ),
     "too large": (
         lambda p: edit_tensors(p, add("x", 2_000_000)),
         r"adapter_model\.safetensors has \d+ bytes; within max_adapter_rank it needs \d+",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from chairlift_client.errors import ConfigError, ModelError
 from chairlift_kernels import Attention, rms_norm, rope, write_kv
 from chairlift_worker.engine.batch import Batch, Chunk, build_batch
 from chairlift_worker.engine.runner import RunnerSpec
@@ -121,7 +122,10 @@ class DecoderRunner:
         table = self._weights.embedding
         adapter = load_lora(folder, self._shape, table.dtype, table.device, max_rank=max_rank)
         if self._ops is not FAST:
-            check_exact_products(adapter.matrices())
+            try:
+                check_exact_products(adapter.matrices())
+            except ConfigError as error:
+                raise ModelError(str(error)) from error
         return adapter
 
     def forward(self, chunks: Seq[Chunk]) -> Tensor:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import PreTrainedConfig
 
 from chairlift_client.errors import ConfigError, ModelError
 from chairlift_client.protocol import ModelInfo
+from chairlift_worker.engine.adapter import Adapter
 from chairlift_worker.engine.batch import Chunk
 from chairlift_worker.engine.runner import Runner, RunnerSpec
 from chairlift_worker.models.architectures import (
@@ -35,6 +37,14 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 _USUAL_TOKENS = 1024
 
 
+class AdapterLoader(Protocol):
+    """See `DecoderRunner.load_adapter`."""
+
+    def __call__(self, folder: Path, *, max_rank: int) -> Adapter:
+        """Raises ModelError."""
+        ...
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run, and what others have to know of it."""
@@ -46,6 +56,8 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     folder: Path
+    load_adapter: AdapterLoader | None = None
+    """Reads a LoRA adapter from its folder; None where the model takes none."""
 
     @property
     def info(self) -> ModelInfo:
@@ -69,6 +81,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     exact: bool = False,
+    adapters: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load what `source` names (see `source.resolve`) with a KV pool of `kv_tokens` slots.
@@ -77,7 +90,8 @@ def load_model(
     `max_context_tokens` 0 means as many as the model was made for; more than that is a ConfigError.
     `dtype` "auto" is float32 on a CPU, else what the weights were stored in; `device` "auto" is a GPU if
     there is one. `cache` is where GGUF files are converted to. `exact` makes logits independent of the batch
-    to the last bit (see `DecoderRunner.load`); ConfigError where that cannot be had.
+    to the last bit (see `DecoderRunner.load`); ConfigError where that cannot be had, and where `adapters` are
+    wanted and cannot be had.
 
     The families that the lean decoder knows run on it, all others on transformers. ModelError for whatever
     cannot be had, cannot run, or does not fit the memory.
@@ -90,18 +104,17 @@ def load_model(
     limit = _context_limit(config, max_context_tokens)
     num_blocks = -(-(kv_tokens or max(num_sequences * _USUAL_TOKENS, limit)) // block_size)
     check_fits(folder, config, kv_tokens=num_blocks * block_size, dtype=number, device=place)
-    runner = _limited(
-        _load_runner(
-            folder,
-            config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=number,
-            device=place,
-            exact=exact,
-        ),
-        limit,
+    unlimited = _load_runner(
+        folder,
+        config,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        dtype=number,
+        device=place,
+        exact=exact,
+        adapters=adapters,
     )
+    runner = _limited(unlimited, limit)
     return LoadedModel(
         runner=runner,
         tokenizer=ChatTokenizer.load(folder, vocab_size=runner.spec.vocab_size),
@@ -112,6 +125,7 @@ def load_model(
         dtype=number,
         device=place,
         folder=folder,
+        load_adapter=unlimited.load_adapter if isinstance(unlimited, DecoderRunner) else None,
     )
 
 
@@ -143,14 +157,16 @@ def _load_runner(
     dtype: torch.dtype,
     device: torch.device,
     exact: bool,
+    adapters: bool,
 ) -> Runner:
     reason = _why_not_decoder(config)
     if reason is None:
         return DecoderRunner.load(
             folder, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device, exact=exact
         )
-    if exact:
-        raise ConfigError(f"exact needs the decoder: {reason}")
+    for setting, is_wanted in (("exact", exact), ("adapters", adapters)):
+        if is_wanted:
+            raise ConfigError(f"{setting} needs the decoder: {reason}")
     log.info("through transformers: %s", reason)
     return FallbackRunner.load(
         folder, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device

@@ -173,6 +173,8 @@ class _Reader:
             raise ModelError(
                 f"tensor {full_name} has shape {tuple(tensor.shape)}; base model and config ask for {shape}"
             )
+        if not torch.isfinite(tensor).all():
+            raise ModelError(f"tensor {full_name} has numbers that are not finite")
         return tensor.float()
 
     def _placed(self, matrix: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ class Attempt:
     """One job on board. `seq` is that of the last event made for it, sent or not."""
 
     __slots__ = (
+        "adapter",
         "body",
         "choices",
         "first_token_ms",
@@ -42,6 +43,8 @@ class Attempt:
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = (
             tokens[0].prompt_logprobs if tokens else None
         )
+        self.adapter = tokens[0].adapter if tokens else ""
+        """Digest of the adapter's weights that its text was begun with; empty without one."""
         self.choices = ChoiceRecords(tokens)
         """What is known of the outputs, held-back tokens included: this attempt goes on after them."""
         self.leased_at = time.monotonic()

@@ -58,15 +58,16 @@ class Publisher:
         best = self._best(attempt, sampling) if is_best_of else ()
         if not news and not best:
             return
-        prompt, prompt_logprobs = None, None
+        prompt, prompt_logprobs, adapter = None, None, ""
         if attempt.prompt is None:
             first = deltas[0]
             prompt = attempt.prompt = Usage(first.prompt_tokens, 0, first.cached_tokens)
             prompt_logprobs = attempt.prompt_logprobs = first.prompt_logprobs
             attempt.first_token_ms = at_ms
+            adapter = attempt.adapter
         choices, candidates = (best, news) if is_best_of else (news, ())
         seq = attempt.next_seq()
-        event = Tokens(seq, attempt.job.epoch, at_ms, choices, prompt, prompt_logprobs, candidates)
+        event = Tokens(seq, attempt.job.epoch, at_ms, choices, prompt, prompt_logprobs, candidates, adapter)
         num_tokens = sum(len(delta.token_ids) for delta in news)
         attempt.proven = attempt.proven or num_tokens > 0
         emission = Emission(attempt.job.job_id, attempt.job.epoch, seq, num_tokens, encode(event))
