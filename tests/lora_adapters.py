@@ -34,7 +34,7 @@ def save_random_adapter(
     alpha: float = 8,
     targets: tuple[str, ...] = ALL,
     rank_of: Callable[[str], int] | None = None,
-    strength: float = 0.3,
+    strength: float = 0.1,
     **fields: Any,
 ) -> Path:
     """An adapter of `base` that changes what it says; `fields` go into its config."""

@@ -48,9 +48,7 @@ def make_engine(runner: DecoderRunner, **fields: Any) -> Engine:
 @pytest.fixture
 def adapters(tmp_path: Path) -> list[LoraWeights | None]:
     runner = load(1)
-    folders = [
-        save_random_adapter(TINY_MODEL, tmp_path / f"{seed}", seed=seed, strength=0.1) for seed in range(3)
-    ]
+    folders = [save_random_adapter(TINY_MODEL, tmp_path / f"{seed}", seed=seed) for seed in range(3)]
     return [None, *(runner.load_adapter(folder, max_rank=8) for folder in folders)]
 
 
@@ -103,9 +101,7 @@ def test_blocks_are_shared_within_an_adapter_and_never_beyond_it(
     prompt = [rng.randrange(3, 640) for _ in range(40)]
     runner = load(64)
     engine = make_engine(runner)
-    twin = runner.load_adapter(
-        save_random_adapter(TINY_MODEL, tmp_path / "twin", seed=2, strength=0.1), max_rank=8
-    )
+    twin = runner.load_adapter(save_random_adapter(TINY_MODEL, tmp_path / "twin", seed=2), max_rank=8)
     asked = [*adapters, *adapters, twin]
     found, texts = [], []
     for index, adapter in enumerate(asked):

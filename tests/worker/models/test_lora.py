@@ -172,7 +172,7 @@ def test_an_adapter_is_the_merged_model(base: Path, name: str, tmp_path: Path, r
 
 
 def test_greedy_outputs_are_those_of_the_merged_model(tmp_path: Path, rng: random.Random) -> None:
-    adapter = save_random_adapter(TINY_MODEL, tmp_path / "one", seed=5, strength=0.1)
+    adapter = save_random_adapter(TINY_MODEL, tmp_path / "one", seed=5)
     runner = load(TINY_MODEL)
     loaded = runner.load_adapter(adapter, max_rank=64)
     oracle = merged(TINY_MODEL, adapter, lambda _: 2.0)
