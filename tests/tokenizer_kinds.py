@@ -1,4 +1,4 @@
-"""The two kinds of tokenizers that detokenization has to be right for."""
+"""The kinds of tokenizers that detokenization has to be right for, and one that counts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ TEXTS = (
     "مرحبا بالعالم",
     "def lift(x):\n    return x + 1\n\n\treturn\r\n",
 )
+
+
+class CountingDecoder:
+    """A tokenizer that notes how much it is asked to decode."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.lengths: list[int] = []
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.lengths.append(len(ids))
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
 
 @cache

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from chairlift_worker.engine.detokenizer import MAX_INCOMPLETE, MAX_WINDOW, REPLACEMENT, Detokenizer
-from tokenizer_kinds import TEXTS, byte_level, metaspace, sentence_piece_like
+from tokenizer_kinds import TEXTS, CountingDecoder, byte_level, metaspace, sentence_piece_like
 
 KINDS = [byte_level, sentence_piece_like, metaspace]
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -164,19 +164,6 @@ def test_special_tokens_without_end_do_not_lose_what_is_held() -> None:
     end = token_id(tokenizer, "</s>")
     first, *rest = [3 + byte for byte in "漢".encode()]
     assert "".join(stream(tokenizer, [first, *[end] * 50, *rest])) == "漢"
-
-
-class CountingDecoder:
-    """A tokenizer that notes how much it is asked to decode."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.lengths: list[int] = []
-
-    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        self.lengths.append(len(ids))
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
 
 
 @kinds
