@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 from chairlift_client import Client
 from chairlift_client.errors import ChairliftError
 from chaos.cases import Case, draw_ask
-from chaos.checker import Checker
+from chaos.checker import Checker, Verdict
 from chaos.faults import LOSSY_WEIGHTS, WEIGHTS, draw_schedule
 from chaos.injector import Injector
 from chaos.oracle import Oracle
@@ -117,21 +117,28 @@ class Chaos:
     async def _judge(self, case: Case) -> None:
         """Soon after its end, and before its keys are gone."""
         if self._plan.is_lossy:
-            await self._wait_for_second_end(case)
+            with suppress(TimeoutError):
+                await until(lambda: self._judge_ended(case), PATIENCE_S)
+        if case in self._cases:
+            async with self._world.server_lock:
+                verdict = await asyncio.to_thread(self._checker.judge, case)
+            self._take(case, verdict)
+
+    async def _judge_ended(self, case: Case) -> bool:
+        """Whether it has ended and been judged. A server may lose the end that was heard: the job runs again.
+
+        A power cut may come between a look and a verdict, so that both are under one lock.
+        """
         async with self._world.server_lock:
+            if not self._checker.has_ended(case):
+                return False
             verdict = await asyncio.to_thread(self._checker.judge, case)
+        self._take(case, verdict)
+        return True
+
+    def _take(self, case: Case, verdict: Verdict) -> None:
         self._cases.discard(case)
         self.report.take(case, verdict, is_lossy=self._plan.is_lossy)
-
-    async def _wait_for_second_end(self, case: Case) -> None:
-        """The server may have lost the end that was heard: the job runs again, to the same end."""
-
-        async def has_ended() -> bool:
-            async with self._world.server_lock:
-                return self._checker.has_ended(case)
-
-        with suppress(TimeoutError):
-            await until(has_ended, PATIENCE_S)
 
     async def _end(self, producing: asyncio.Task[None]) -> None:
         """Everybody has heard everything; who has not is judged as it is."""
