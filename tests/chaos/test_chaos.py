@@ -24,7 +24,7 @@ def test_a_seed_repeats_its_schedule() -> None:
 
 
 async def test_a_short_storm(tmp_path: Path) -> None:
-    report = await run_chaos(Plan(SEED, 15.0, mean_gap_s=0.5, num_orders=40), tmp_path)
+    report = await run_chaos(Plan(SEED, 15.0, mean_gap_s=0.5, jobs_per_s=10.0, num_orders=40), tmp_path)
     print(report.table())
     assert not report.problems
     assert report.num_jobs >= 30
